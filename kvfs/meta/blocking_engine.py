@@ -1,4 +1,4 @@
-"""Engines as code that blocks uses them: of a thread, or of a process without an event loop."""
+"""Engines for code that blocks: of a thread, or of a process without an event loop."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class BlockingEngine(Protocol):
-    """As `Engine`; each method returns when it is done."""
+    """Like `Engine`; each method returns when it is done."""
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
         """See `Engine.read`."""

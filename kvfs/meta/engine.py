@@ -28,32 +28,33 @@ class Transaction(Protocol):
         node, whose records name no node."""
 
     def get(self, key: bytes, /) -> bytes | None:
-        """The value, or None."""
+        """Returns the value, or None."""
 
     def get_many(self, keys: Sequence[bytes], /) -> list[bytes | None]:
-        """The values in the order of `keys`, None where there is none. One round trip on a
+        """Returns the values in the order of `keys`, None where there is none. One round trip on a
         distributed engine."""
 
     def scan(self, start: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with start <= key < end in ascending order. Lazy: stop reading when you have
+        """Yields pairs with start <= key < end in ascending order. Lazy: stop reading when you have
         enough.
 
         The keys scanned must not be written before the iterator is exhausted or dropped.
         """
 
     def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
-        """The keys that `scan` would give, where nobody wants the values, which may be large."""
+        """Yields the keys that `scan` would give, for callers that do not want the values, which
+        may be large."""
 
     def put(self, key: bytes, value: bytes, /) -> object:
-        """Insert or replace."""
+        """Inserts or replaces."""
 
     def delete(self, key: bytes, /) -> bool:
-        """Remove; whether it was there."""
+        """Removes a key, and returns whether it was there."""
 
     def merge(self, key: bytes, operand: bytes, /) -> None:
-        """Change what is there by a rule of the key's class (`merging.merged`). Those who merge
-        into one key never conflict with each other; so what was read of such a key may have changed
-        when the transaction is committed."""
+        """Changes the value by a rule of the key's class (`merging.merged`). Merges into one key
+        never conflict with each other; so the value read of such a key may have changed when the
+        transaction is committed."""
 
 
 class Engine(Protocol):
@@ -61,21 +62,22 @@ class Engine(Protocol):
 
     @property
     def immediate(self) -> bool:
-        """True where `read` and `transact` finish without ever suspending (an embedded engine):
+        """Whether `read` and `transact` finish without ever suspending (an embedded engine):
         callers may then drive the coroutine to its end in one step, outside any task."""
 
     @property
     def reads_immediate(self) -> bool:
-        """True where `read` never suspends, and `transact` goes aside before it does
+        """Whether `read` never suspends, and `transact` goes aside before it does
         (`kvfs.base.detach`)."""
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on a read-only view. Errors raised by `fn` pass through."""
+        """Runs `fn` on a read-only view. Errors raised by `fn` pass through."""
 
     async def transact(
         self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
     ) -> T:
-        """Run `fn`, commit, return its result; an error raised by `fn` aborts and passes through.
+        """Runs `fn`, commits, and returns its result; an error raised by `fn` aborts and passes
+        through.
 
         `private` names an inode that `fn` makes or changes, of which other nodes need not know
         before another transaction touches it, and with `behind` soon: an engine that has other
@@ -86,7 +88,7 @@ class Engine(Protocol):
         """
 
     async def sync(self) -> None:
-        """Everything committed before the call survives power loss when this returns."""
+        """Makes everything committed before the call survive power loss."""
 
     def close(self) -> None:
-        """Release files and locks; idempotent."""
+        """Releases files and locks; idempotent."""

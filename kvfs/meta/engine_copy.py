@@ -1,7 +1,8 @@
 """Copies metadata from one engine to another, whole or one namespace.
 
 Invariants
-- What was copied was there at one moment: the source is read twice, and refused if the two differ.
+- The copied metadata existed at one moment: the source is read twice, and refused if the two
+  differ.
 - The target is compared with it key by key, through a digest, before it counts as a copy.
 - Until then a mark (`keys.copying`) says that it is none, and the record without which nobody opens
   it (the schema version, or the namespace) is missing. A copy that was cut short is begun anew.
@@ -40,7 +41,7 @@ class EnginePart(NamedTuple):
     """The key that marks the target as unfinished."""
     ranges: Sequence[Range]
     apart: frozenset[bytes]
-    """Keys in the ranges that `begin` and `finish` see to."""
+    """Keys in the ranges that `begin` and `finish` handle."""
 
 
 class CopyResult(NamedTuple):
@@ -52,19 +53,19 @@ class CopyResult(NamedTuple):
 
 
 def whole() -> EnginePart:
-    """Everything."""
+    """Returns the part that is everything."""
     return EnginePart(keys.copying(0), [(b"", b"\xff")], frozenset({keys.VERSION, keys.copying(0)}))
 
 
 def of_namespace(namespace_id: int) -> EnginePart:
-    """All records of one namespace."""
+    """Returns all records of one namespace."""
     prefixes = [kind + namespace_id.to_bytes(2) for kind in keys.OF_NAMESPACES]
     ranges = [(prefix, keys.after(prefix)) for prefix in prefixes]
     return EnginePart(keys.copying(namespace_id), ranges, frozenset({keys.namespace(namespace_id)}))
 
 
 def refuse_unfinished(t: Transaction, besides: bytes | None = None) -> None:
-    """Raises Conflict where a copy was cut short, unless its mark is `besides`."""
+    """Raises Conflict if a copy was cut short, unless its mark is `besides`."""
     for mark, _ in t.scan(*keys.COPYING):
         if mark != besides:
             what = "of all metadata" if mark == keys.copying(0) else "of one namespace"
@@ -72,17 +73,16 @@ def refuse_unfinished(t: Transaction, besides: bytes | None = None) -> None:
 
 
 def refuse_used(t: Transaction, part: EnginePart) -> None:
-    """Raises Exists where the target holds any of what is to be copied, and is no unfinished
-    copy."""
+    """Raises Exists if the target holds any of the keys to be copied, and is no unfinished copy."""
     if t.get(part.mark) is None and any(True for each in part.ranges for _ in t.scan(*each)):
         raise Exists("there are metadata already: --replace removes them first")
 
 
 def copy(source: Blocking, target: Blocking, part: EnginePart, progress: Progress) -> CopyResult:
-    """Make the target's part equal to the source's. It must bear the mark.
+    """Makes the target's part equal to the source's. It must bear the mark.
 
-    Raises Conflict where the source changes meanwhile, Corrupt where the target differs at the end,
-    and what engines raise; to be begun anew then.
+    Raises Conflict if the source changes meanwhile, Corrupt if the target differs at the end, and
+    what engines raise; it must be begun anew then.
     """
     if target.read_now(lambda t: t.get(part.mark)) is None:
         raise NotSupported("a copy begins with its mark")
@@ -124,7 +124,7 @@ class _Digest:
 
 
 def _pages(engine: Blocking, part: EnginePart) -> Iterator[list[Pair]]:
-    """All pairs of a part, a page in a transaction."""
+    """Yields all pairs of a part, a page in a transaction."""
     for start, end in part.ranges:
         position: bytes | None = start
         while position is not None:
@@ -147,7 +147,7 @@ def _delete(page: Sequence[Pair], t: Transaction) -> None:
 def _page(
     start: bytes, end: bytes, apart: frozenset[bytes], t: Transaction
 ) -> tuple[list[Pair], bytes | None]:
-    """Some pairs, and where to go on; None: that was all."""
+    """Returns some pairs, and where to go on; None: that was all."""
     page: list[Pair] = []
     size = 0
     for key, value in t.scan(start, end):

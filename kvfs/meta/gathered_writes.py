@@ -10,7 +10,7 @@ MAX_KEY: Final = 511
 
 
 class GatheredWrites(ABC):
-    """`writes` holds what the transaction wrote; None: deleted."""
+    """A transaction whose `writes` hold its changes; None: deleted."""
 
     node = b""
 
@@ -20,22 +20,22 @@ class GatheredWrites(ABC):
 
     @abstractmethod
     def get(self, key: bytes, /) -> bytes | None:
-        """As `Transaction.get`: its own writes come first."""
+        """Like `Transaction.get`: its own writes come first."""
 
     def put(self, key: bytes, value: bytes, /) -> None:
-        """As `Transaction.put`. Raises Invalid."""
+        """Like `Transaction.put`. Raises Invalid."""
         self._check(key)
         self.writes[key] = value
 
     def delete(self, key: bytes, /) -> bool:
-        """As `Transaction.delete`. Raises Invalid."""
+        """Like `Transaction.delete`. Raises Invalid."""
         self._check(key)
         found = self.get(key) is not None
         self.writes[key] = None
         return found
 
     def merge(self, key: bytes, operand: bytes, /) -> None:
-        """As `Transaction.merge`. Raises Invalid."""
+        """Like `Transaction.merge`. Raises Invalid."""
         merge(self, key, operand)
 
     def _check(self, key: bytes) -> None:

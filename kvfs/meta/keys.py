@@ -16,8 +16,8 @@ is S3's byte order, and a file `a` and a directory `a` can stand in one parent.
 | `u` inode (8) | node: the file is not sealed (just made, or opened for writing there since) |
 | `w` inode (8) | node: the file is not published yet |
 | `r` inode (8) | node: a process may be making a data file of this number, which has no record |
-| `o` inode (8) | empty: no link is left, but somebody may still hold it |
-| `g` namespace id (2) name | a setting of the namespace as a bucket: what it is, its reader knows |
+| `o` inode (8) | empty: no link is left, but it may still be held |
+| `g` namespace id (2) name | a setting of the namespace as a bucket, interpreted by its reader |
 | `a` user name | User |
 | `k` access key | AccessKey |
 | `C` namespace id (2), 0: all | empty: a copy into this engine is not finished |
@@ -29,14 +29,14 @@ the values above.
 
 | key | value |
 |---|---|
-| `m` inode (8) | mtime (8) ctime (8) of a directory, where later than its record's |
-| `p` inode (8) node | Holding: what of the file's data this node has |
+| `m` inode (8) | mtime (8) ctime (8) of a directory, if later than its record's |
+| `p` inode (8) node | Holding: the node's part of the file's data |
 | `h` node inode (8) | empty: the same, by node |
 | `d` namespace id (2) node | whether the node may make files there that nobody else knows of |
 | `N` node | Node |
 | `K` inode (8) `f` or `r` | the locks on a file, of flock or on ranges, that reach all nodes |
 | `K` inode (8) `a` | Holder: the run of a node that may append to the file |
-| `L` name | Claim: which node does what one at a time may do |
+| `L` name | Claim: the node that does a job which only one at a time may do |
 """
 
 import struct
@@ -49,7 +49,7 @@ OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"Kbdegcimnoprsuwxz")
 NODES: Final = b"N"
 """The class of the nodes' records."""
 DELEGATIONS: Final = (b"d", b"e")
-"""The range of them."""
+"""The range of delegations."""
 COPYING: Final = (b"C", b"D")
 """The range of marks of unfinished copies."""
 _u16 = struct.Struct(">H")
@@ -63,12 +63,12 @@ pack_node = _u16.pack
 
 
 def unpack_node(value: bytes) -> int:
-    """0: a lone node's."""
+    """Returns a node's number; 0: a lone node's."""
     return int(_u16.unpack(value)[0]) if value else 0
 
 
 def unpack_u64(value: bytes, offset: int = 0) -> int:
-    """The number at `offset`."""
+    """Returns the number at `offset`."""
     return int(_u64.unpack_from(value, offset)[0])
 
 
@@ -101,12 +101,12 @@ def directory_entry(parent: int, name: bytes) -> bytes:
 
 
 def entries(parent: int) -> bytes:
-    """The prefix of all entries of a directory."""
+    """Returns the prefix of all entries of a directory."""
     return b"e" + pack_u64(parent)
 
 
 def is_entry(key: bytes) -> bool:
-    """Whether it is a name in a directory."""
+    """Returns whether the key is a name in a directory."""
     return key.startswith(b"e")
 
 
@@ -171,7 +171,7 @@ def is_delegation(key: bytes) -> bool:
 
 
 def parse_delegation(key: bytes) -> tuple[int, int]:
-    """Namespace and node."""
+    """Returns namespace and node."""
     return int(_u16.unpack_from(key, 1)[0]), unpack_node(key[3:])
 
 
@@ -216,7 +216,7 @@ def copying(namespace_id: int) -> bytes:
 
 
 def after(prefix: bytes) -> bytes:
-    """The least key greater than every key that starts with `prefix` (which must not end in 0xff
-    bytes only)."""
+    """Returns the least key greater than every key that starts with `prefix` (which must not end in
+    0xff bytes only)."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1])

@@ -1,5 +1,5 @@
-"""Changes that commute: whoever makes them needs not know what is there, so that two hosts which
-make files in one directory, or in one namespace, have nothing to contend for.
+"""Changes that commute: they need no knowledge of the present value, so that two hosts which make
+files in one directory, or in one namespace, do not contend.
 
 | class | value | operand | merged |
 |---|---|---|---|
@@ -26,7 +26,7 @@ class _Values(Protocol):
 
 
 def merged(key: bytes, old: bytes | None, operand: bytes) -> bytes | None:
-    """The value afterwards; None: there is none, as before."""
+    """Returns the value afterwards; None: there is none, as before."""
     if key[0] == _USAGE:
         return None if old is None else _sum(old, operand)
     assert key[0] == _TIMES, key
@@ -37,8 +37,8 @@ def merged(key: bytes, old: bytes | None, operand: bytes) -> bytes | None:
 
 
 def without(key: bytes, operands: bytes, operand: bytes) -> bytes:
-    """The rest of operands that were merged into one, when `operand` among them has reached what
-    they are merged into: times stay, which does no harm there."""
+    """Returns the rest of merged operands, when `operand` among them has reached the value they are
+    merged into: times stay, which does no harm there."""
     if key[0] == _USAGE:
         taken = unpack_usage(operand)
         return _sum(operands, pack(Usage(bytes=-taken.bytes, inodes=-taken.inodes)))
@@ -46,7 +46,7 @@ def without(key: bytes, operands: bytes, operand: bytes) -> bytes:
 
 
 def merge(values: _Values, key: bytes, operand: bytes) -> None:
-    """Apply it to what is known here."""
+    """Applies the operand to the known values."""
     value = merged(key, values.get(key), operand)
     if value is not None:
         values.put(key, value)

@@ -1,4 +1,4 @@
-"""Leases of nodes, as an engine has them: words for those who keep them and those who read them."""
+"""Leases of nodes, as an engine has them: types for their keepers and their readers."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ from kvfs.base.errors import Conflict, Unavailable
 
 
 class Lease(NamedTuple):
-    """A node's, as the engine told of it."""
+    """A node's lease, as the engine told of it."""
 
     incarnation: int
     beat: int
     """Grows with each renewal."""
     age_s: float
-    """Since the last one, by the engine's clock; below 0 where that was set back."""
+    """Seconds since the last renewal, by the engine's clock; below 0 if that was set back."""
     words: bytes
     """The node's report about itself."""
 
@@ -33,9 +33,9 @@ class JoinState(NamedTuple):
     """The state that a joining node finds."""
 
     cluster: str
-    """Empty: there are no metadata."""
+    """The cluster; empty: there are no metadata."""
     secrets: tuple[bytes, ...]
-    """Digests of those that are valid; empty: no node was ever here."""
+    """Digests of the valid secrets; empty: no node was ever here."""
     leases: Leases
 
 

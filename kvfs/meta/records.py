@@ -13,12 +13,12 @@ BLOCK_BYTES: Final = 64 << 20
 
 
 def namespace_of(ino: int) -> int:
-    """The namespace id held in the high 16 bits of an inode number (0: the root itself)."""
+    """Returns the namespace id held in the high 16 bits of an inode number (0: the root itself)."""
     return ino >> NAMESPACE_SHIFT
 
 
 def namespace_root(namespace_id: int) -> int:
-    """The inode number of a namespace's top directory."""
+    """Returns the inode number of a namespace's top directory."""
     return namespace_id << NAMESPACE_SHIFT | ROOT_INODE
 
 
@@ -29,7 +29,7 @@ class Flag:
     """
 
     PUBLISHED: Final = 1
-    """Closed (or synced) at least once: seen outside the mount that made it."""
+    """Closed (or synced) at least once: visible outside the mount that made it."""
     SEALED: Final = 2
     """Unchanged since its checksums and size were recorded; size, blocks and times in the record
     are the truth. Without it the data file's own stat is the truth."""
@@ -41,13 +41,13 @@ class Flag:
     """Sealed, and the cold tier has its content (`tree.copies.cold_copies`): the data file may
     go."""
     RESERVED: Final = 32
-    """Not published yet, and its name is nobody else's all the same: made with O_EXCL in a cluster,
-    or by who appends."""
+    """Not published yet, but its name is taken all the same: made with O_EXCL in a cluster, or to
+    be appended to."""
     EVICTED: Final = 64
     EXPIRED: Final = 128
     UNAVAILABLE: Final = 256
     DAMAGED: Final = 512
-    """Why the last name of an orphan went; none of these: its users removed it."""
+    """The reason why the last name of an orphan went; none of these: its users removed it."""
     LOST: Final = EVICTED | EXPIRED | UNAVAILABLE | DAMAGED
 
 
@@ -80,7 +80,7 @@ class Inode(msgspec.Struct, array_like=True, kw_only=True):
     checksum: bytes = b""
     """xxh3-128 over the checksums of all chunks; empty until sealed."""
     btime_ns: int = 0
-    """When it was made; 0: not known, an earlier version or a rebuild made it."""
+    """The time when it was made; 0: not known, an earlier version or a rebuild made it."""
 
 
 class Namespace(msgspec.Struct, array_like=True, kw_only=True):
@@ -93,22 +93,22 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
     """Bytes; 0: the store's own limit."""
     eviction: str = "lru"
     created_ns: int = 0
-    """Since the epoch; 0: not known, it was made by an earlier version."""
+    """Time of its making, since the epoch; 0: not known, an earlier version made it."""
     coherence: str = ""
-    """Between hosts: 'strict' or 'cache'; empty: strict where it is durable."""
+    """Coherence between hosts: 'strict' or 'cache'; empty: strict if it is durable."""
     replicas: int = 0
     """Copies of each file beside its writer's."""
     acknowledge: str = "async"
-    """When a close is: 'async' with the writer's copy, 'sync' with its replicas."""
+    """When a close is acknowledged: 'async' with the writer's copy, 'sync' with its replicas."""
     media: list[str] = []
     """The media of its data, the preferred first: ram, ssd, or shared:NAME alone; empty: ssd."""
     cold: bool = False
     """Whether its files are kept in the cold tier before they are evicted."""
     locks: str = "host"
-    """How far locks reach: 'host', or 'cluster'."""
+    """The reach of locks: 'host', or 'cluster'."""
     etag: str = "md5"
-    """S3's ETags: 'md5' of the content for what comes by S3, 'md5-all' for files of the mount too,
-    or 'fast' ones of another form (`tree.etags`)."""
+    """ETags of S3: 'md5' of the content for bodies that come by S3, 'md5-all' for files of the
+    mount too, or 'fast' ones of another form (`tree.etags`)."""
 
     @property
     def is_strict(self) -> bool:
@@ -117,8 +117,8 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
 
     @property
     def may_lag(self) -> bool:
-        """Whether other nodes may hear of a new file after its close: not where an open sees every
-        close before it, nor where others are to have copies."""
+        """Whether other nodes may hear of a new file after its close: not if an open sees every
+        close before it, nor if others are to have copies."""
         return not self.is_strict and not self.replicas
 
 
@@ -140,7 +140,7 @@ class Holding(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class User(msgspec.Struct, array_like=True, kw_only=True):
-    """Somebody who may sign requests."""
+    """A user who may sign requests."""
 
     access_keys: list[str]
     created_ns: int

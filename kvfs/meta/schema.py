@@ -1,6 +1,6 @@
-"""Whether metadata are of the schema that this program reads. Every process that opens an engine's
-file looks: one that took a newer schema for its own would misread records, and `fsck` would mend
-what is right."""
+"""Checks that metadata are of the schema that this program reads. Every process that opens an
+engine's file checks it: one that took a newer schema for its own would misread records, and `fsck`
+would repair what is right."""
 
 from kvfs.base.errors import NotSupported
 from kvfs.meta import keys
@@ -8,7 +8,7 @@ from kvfs.meta.engine import Transaction
 
 
 def check(t: Transaction) -> None:
-    """Raises NotSupported where they are of another one; nothing where none was written yet."""
+    """Raises NotSupported if they are of another one; does nothing if none was written yet."""
     version = t.get(keys.VERSION)
     if version not in (None, b"%d" % keys.SCHEMA):
         found = (version or b"").decode(errors="replace")

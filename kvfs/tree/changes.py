@@ -29,7 +29,7 @@ class _Wire(msgspec.Struct):
 
 
 def to_wire(changes: Iterable[Change]) -> list[dict[str, Any]]:
-    """The changes for a control request: names are base64."""
+    """Returns the changes for a control request: names are base64."""
     return [
         {
             "parent": each.parent,

@@ -56,7 +56,7 @@ class Removed(NamedTuple):
 
 
 def find_shown(t: Transaction, parent: int, name: bytes) -> DirectoryEntry | None:
-    """The entry that the mount shows under this name, which may be an odd form."""
+    """Returns the entry that the mount shows under this name, which may be an odd form."""
     key = b"e" + keys.pack_u64(parent) + name
     value = t.get(key)
     if value is not None:
@@ -76,7 +76,7 @@ def find_shown(t: Transaction, parent: int, name: bytes) -> DirectoryEntry | Non
 
 
 def find_entry(t: Transaction, parent: int, name: bytes) -> DirectoryEntry | None:
-    """The entry of this very name, a file's first."""
+    """Returns the entry of this very name, a file's first."""
     key = b"e" + keys.pack_u64(parent) + name
     value = t.get(key)
     if value is not None:
@@ -91,7 +91,7 @@ def entry_key(parent: int, name: bytes, directory: bool) -> bytes:
 
 
 def live_directory(t: Transaction, ino: int) -> Inode:
-    """The record of a directory that can take names. Raises NotFound when it was removed,
+    """Returns the record of a directory that can take names. Raises NotFound when it was removed,
     NotADirectory."""
     value = t.get(b"i" + keys.pack_u64(ino))
     if value is None:
@@ -122,7 +122,7 @@ def touch(t: Transaction, ino: int, inode: Inode, now: int, subdirectories: int 
 def relocate(
     t: Transaction, ino: int, inode: Inode, old: tuple[int, bytes], new: tuple[int, bytes], now: int
 ) -> None:
-    """Record that one link moved from `old` to `new` (each parent, name); the entries are the
+    """Records that one link moved from `old` to `new` (each parent, name); the entries are the
     caller's."""
     if inode.nlink > 1 and not is_directory(inode):
         t.delete(keys.backlink(ino, *old))
@@ -136,7 +136,7 @@ def relocate(
 def lose_link(
     t: Transaction, ino: int, inode: Inode, link: tuple[int, bytes], now: int, keep: Keep
 ) -> Removed:
-    """Record that the link (parent, name) is gone; the entry is the caller's."""
+    """Records that the link (parent, name) is gone; the entry is the caller's."""
     inode.ctime_ns = now
     inode.nlink = 0 if is_directory(inode) else inode.nlink - 1
     if inode.nlink > 0:
@@ -155,7 +155,7 @@ def lose_link(
 
 
 def links(t: Transaction, ino: int, inode: Inode) -> list[tuple[int, bytes]]:
-    """(parent, name) of each link."""
+    """Returns (parent, name) of each link."""
     if inode.nlink == 0:
         return []
     if inode.nlink == 1 or is_directory(inode):

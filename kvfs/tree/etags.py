@@ -25,13 +25,13 @@ ETAG: Final = b"user.s3.etag"
 
 
 def packed(etag: str, inode: Inode) -> bytes:
-    """The value of the attribute."""
+    """Returns the value of the attribute."""
     return b"%s %d %d" % (etag.encode(), inode.size, inode.mtime_ns)
 
 
 def etag_of(kept: bytes | None, ino: int, inode: Inode) -> str:
-    """The ETag, without quotes: the one that was given, where the file is what it was then; else
-    one that no client takes for an MD5 and that stays while nobody writes."""
+    """Returns the ETag, without quotes: the one that was given, where the file is what it was then;
+    else one that no client takes for an MD5 and that stays while nobody writes."""
     if kept is not None and is_content_as_given(kept, inode):
         given = kept.partition(b" ")[0]
         if given.replace(b"-", b"").isalnum():  # else somebody on the mount wrote it
@@ -40,25 +40,26 @@ def etag_of(kept: bytes | None, ino: int, inode: Inode) -> str:
 
 
 def is_content_as_given(kept: bytes, inode: Inode) -> bool:
-    """Whether nobody wrote to the file since this ETag was given to it."""
+    """Returns whether nobody wrote to the file since this ETag was given to it."""
     return kept.partition(b" ")[2] == b"%d %d" % (inode.size, inode.mtime_ns)
 
 
 def computed(ino: int, inode: Inode) -> str:
-    """The ETag of a file that nobody gave one, from its number, size and mtime."""
+    """Returns the ETag of a file that nobody gave one, from its number, size and mtime."""
     seed = b"%d %d %d" % (ino, inode.size, inode.mtime_ns)
     return xxhash.xxh3_128_hexdigest(seed) + "-1"
 
 
 def is_awaited(kept: bytes | None, inode: Inode) -> bool:
-    """Whether a file of a namespace of `md5-all` is to have another ETag when it is sealed."""
+    """Returns whether a file of a namespace of `md5-all` is to have another ETag when it is
+    sealed."""
     if inode.flags & Flag.SEALED:
         return False
     return kept is None or not is_content_as_given(kept, inode)
 
 
 def follow(t: Transaction, ino: int, inode: Inode, mtime_ns: int) -> None:
-    """Call before a sealed file gets this mtime: its content, and so its ETag, are as before."""
+    """Calls before a sealed file gets this mtime: its content, and so its ETag, are as before."""
     kept = t.get(keys.xattr(ino, ETAG))
     if kept is not None and is_content_as_given(kept, inode):
         given = kept.partition(b" ")[0]

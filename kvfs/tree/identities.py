@@ -39,7 +39,7 @@ def secret_context(access_key: str) -> bytes:
 def create(
     t: Transaction, name: str, access_key: str, secret: bytes, *, policy: str = "", now: int
 ) -> None:
-    """Add a user with one access key; `secret` is encrypted, `now` in nanoseconds.
+    """Adds a user with one access key; `secret` is encrypted, `now` in nanoseconds.
 
     Raises Exists (the user, or the access key), Invalid, TooLarge.
     """
@@ -61,7 +61,7 @@ def get(t: Transaction, name: str) -> User:
 
 
 def list_all(t: Transaction) -> list[tuple[str, User]]:
-    """Every user with its name, in the order of names."""
+    """Returns every user with its name, in the order of names."""
     prefix = keys.user("")
     return [
         (key[len(prefix) :].decode(), unpack_user(value))
@@ -70,7 +70,7 @@ def list_all(t: Transaction) -> list[tuple[str, User]]:
 
 
 def set_enabled(t: Transaction, name: str, enabled: bool) -> User:
-    """Let a user sign requests, or not; returns the user. Raises NotFound."""
+    """Lets a user sign requests, or not; returns the user. Raises NotFound."""
     user = get(t, name)
     user.enabled = enabled
     _write(t, name, user)
@@ -78,7 +78,7 @@ def set_enabled(t: Transaction, name: str, enabled: bool) -> User:
 
 
 def set_policy(t: Transaction, name: str, policy: str) -> User:
-    """Give a user a policy document in JSON ('': none); returns the user. Raises NotFound,
+    """Gives a user a policy document in JSON ('': none); returns the user. Raises NotFound,
     TooLarge."""
     _check_policy(policy)
     user = get(t, name)
@@ -88,7 +88,7 @@ def set_policy(t: Transaction, name: str, policy: str) -> User:
 
 
 def rotate(t: Transaction, name: str, access_key: str, secret: bytes, *, now: int) -> list[str]:
-    """Put one new access key in place of all that a user has; returns the old ones.
+    """Puts one new access key in place of all that a user has; returns the old ones.
 
     Sessions that were started with an old one end too. Raises NotFound, Exists, Invalid.
     """
@@ -102,7 +102,7 @@ def rotate(t: Transaction, name: str, access_key: str, secret: bytes, *, now: in
 
 
 def remove(t: Transaction, name: str) -> list[str]:
-    """Remove a user; returns the access keys that it had. Raises NotFound."""
+    """Removes a user; returns the access keys that it had. Raises NotFound."""
     user = get(t, name)
     for gone in user.access_keys:
         t.delete(keys.access_key(gone))
@@ -111,7 +111,7 @@ def remove(t: Transaction, name: str) -> list[str]:
 
 
 def find(t: Transaction, access_key: str) -> Identity | None:
-    """The identity behind an access key; None where there is none. Raises Corrupt."""
+    """Returns the identity behind an access key; None where there is none. Raises Corrupt."""
     value = t.get(keys.access_key(access_key)) if _is_access_key(access_key) else None
     if value is None:
         return None

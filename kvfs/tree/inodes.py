@@ -51,7 +51,7 @@ class AttributeChanges(msgspec.Struct, kw_only=True):
 
 
 def read_inode(t: Transaction, ino: int) -> Inode:
-    """The record. Raises Stale where there is none."""
+    """Returns the record. Raises Stale where there is none."""
     value = t.get(b"i" + keys.pack_u64(ino))
     if value is None:
         raise Stale("the file or directory is gone")
@@ -60,7 +60,7 @@ def read_inode(t: Transaction, ino: int) -> Inode:
 
 
 def read_inodes(t: Transaction, inos: Sequence[int]) -> list[Inode | None]:
-    """The records in the order of `inos`, None where there is none; one round trip."""
+    """Returns the records in the order of `inos`, None where there is none; one round trip."""
     values = t.get_many([keys.inode(ino) for ino in inos])
     return [
         None if value is None else with_times(t, ino, unpack_inode(value))
@@ -69,7 +69,8 @@ def read_inodes(t: Transaction, inos: Sequence[int]) -> list[Inode | None]:
 
 
 def with_times(t: Transaction, ino: int, inode: Inode) -> Inode:
-    """The record, with the times that a directory of a cluster has beside it. Changes `inode`."""
+    """Returns the record, with the times that a directory of a cluster has beside it. Changes
+    `inode`."""
     if t.node and stat.S_ISDIR(inode.mode):
         value = t.get(keys.times(ino))
         if value is not None:
@@ -89,7 +90,7 @@ def stamp(t: Transaction, ino: int, inode: Inode, now: int) -> None:
 
 
 def write_inode(t: Transaction, ino: int, inode: Inode) -> None:
-    """Insert or replace the record. Usage is not touched: see `set_blocks` for a change of
+    """Inserts or replaces the record. Usage is not touched: see `set_blocks` for a change of
     blocks."""
     t.put(b"i" + keys.pack_u64(ino), pack(inode))
 
@@ -99,14 +100,14 @@ def is_directory(inode: Inode) -> bool:
 
 
 def set_blocks(t: Transaction, ino: int, inode: Inode, blocks: int) -> None:
-    """Set `inode.blocks` and account for the change; the caller writes the record."""
+    """Sets `inode.blocks` and account for the change; the caller writes the record."""
     if blocks != inode.blocks:
         add_usage(t, ino >> NAMESPACE_SHIFT, BLOCK * (blocks - inode.blocks), 0)
         inode.blocks = blocks
 
 
 def add_usage(t: Transaction, namespace_id: int, size_bytes: int, inodes: int) -> None:
-    """Account for what is added (or, negative, removed); of a namespace that is gone, nothing."""
+    """Accounts for what is added (or, negative, removed); of a namespace that is gone, nothing."""
     key = b"s" + keys.pack_u16(namespace_id)
     if t.node:
         t.merge(key, pack(Usage(bytes=size_bytes, inodes=inodes)))
@@ -120,7 +121,7 @@ def add_usage(t: Transaction, namespace_id: int, size_bytes: int, inodes: int) -
 
 
 def set_attributes(t: Transaction, ino: int, changes: AttributeChanges, now: int) -> Inode:
-    """Apply `changes`; ctime becomes `now`. Returns the new record. Raises Stale."""
+    """Applies `changes`; ctime becomes `now`. Returns the new record. Raises Stale."""
     inode = read_inode(t, ino)
     if changes.mtime_ns is not None and changes.size is None and inode.flags & Flag.SEALED:
         etags.follow(t, ino, inode, changes.mtime_ns)
@@ -146,7 +147,7 @@ def set_attributes(t: Transaction, ino: int, changes: AttributeChanges, now: int
 
 
 def without_set_ids(mode: int) -> int:
-    """The mode after a write, truncation or change of owner: no set-user-id bit, and no
+    """Returns the mode after a write, truncation or change of owner: no set-user-id bit, and no
     set-group-id bit where the group may execute (without that it once meant mandatory locking, and
     stays)."""
     if stat.S_ISDIR(mode):
@@ -156,7 +157,7 @@ def without_set_ids(mode: int) -> int:
 
 
 def get_xattr(t: Transaction, ino: int, name: bytes) -> bytes:
-    """The value. Raises NoAttribute, TooLarge (the name)."""
+    """Returns the value. Raises NoAttribute, TooLarge (the name)."""
     value = t.get(_xattr_key(ino, name))
     if value is None:
         raise NoAttribute(f"there is no attribute {_shown(name)}")
@@ -164,7 +165,7 @@ def get_xattr(t: Transaction, ino: int, name: bytes) -> bytes:
 
 
 def set_xattr(t: Transaction, ino: int, name: bytes, value: bytes, flags: int, now: int) -> None:
-    """Insert or replace an attribute of up to 64 KiB.
+    """Inserts or replaces an attribute of up to 64 KiB.
 
     `flags`: XATTR_CREATE (Exists where it is there), XATTR_REPLACE (NoAttribute where it is not).
     Raises Invalid, TooLarge, NoSpace (all attributes would be longer than MAX_XATTRS), Stale.
@@ -188,13 +189,13 @@ def set_xattr(t: Transaction, ino: int, name: bytes, value: bytes, flags: int, n
 
 
 def list_xattrs(t: Transaction, ino: int) -> list[bytes]:
-    """The names of all attributes, sorted."""
+    """Returns the names of all attributes, sorted."""
     prefix = keys.xattrs(ino)
     return [key[len(prefix) :] for key in t.scan_keys(prefix, keys.after(prefix))]
 
 
 def xattrs_within(t: Transaction, ino: int, limit: int) -> dict[bytes, bytes]:
-    """All attributes; empty where they have more bytes than that."""
+    """Returns all attributes; empty where they have more bytes than that."""
     prefix, found, total = keys.xattrs(ino), {}, 0
     for key, value in t.scan(prefix, keys.after(prefix)):
         found[key[len(prefix) :]] = value
@@ -205,7 +206,7 @@ def xattrs_within(t: Transaction, ino: int, limit: int) -> dict[bytes, bytes]:
 
 
 def _exceeds(t: Transaction, ino: int, limit: int) -> bool:
-    """Whether the attributes have more bytes than that; it reads no more than it has to."""
+    """Returns whether the attributes have more bytes than that; it reads no more than it has to."""
     prefix, total = keys.xattrs(ino), 0
     for key, value in t.scan(prefix, keys.after(prefix)):
         total += len(key) - len(prefix) + 1 + len(value)
@@ -222,10 +223,11 @@ def remove_xattr(t: Transaction, ino: int, name: bytes, now: int) -> None:
 
 
 def drop_inode(t: Transaction, ino: int, inode: Inode) -> None:
-    """Remove the record and all that hangs on it, and account for it. No entry may lead to it.
+    """Removes the record and all that hangs on it, and account for it. No entry may lead to it.
 
     In a cluster a record of a file with data is committed as an orphan first: other nodes unlink
-    their data files of an orphan alone, and keep those of a record that had a name and vanished."""
+    their data files of an orphan alone, and keeps those of a record that had a name and
+    vanished."""
     for name in list_xattrs(t, ino):
         t.delete(keys.xattr(ino, name))
     for key in (keys.inode(ino), keys.unsealed(ino), keys.unpublished(ino), keys.orphan(ino)):
@@ -239,7 +241,7 @@ def drop_inode(t: Transaction, ino: int, inode: Inode) -> None:
 
 
 def outdate_cold(t: Transaction, ino: int, inode: Inode) -> None:
-    """Call before the version or checksum of a record changes, or it goes: what the cold tier has
+    """Calls before the version or checksum of a record changes, or it goes: what the cold tier has
     of it is garbage (`tree.copies.cold_copies`). The caller writes the record."""
     if inode.flags & Flag.COLD:
         inode.flags &= ~Flag.COLD

@@ -90,7 +90,7 @@ def publish(
     seal: bytes | None = None,
     version: int | None = None,
 ) -> Inode:
-    """Record what a close (or fsync) of a written file acknowledges; returns the record.
+    """Records what a close (or fsync) of a written file acknowledges; returns the record.
 
     `boot`: 0 when the data are on disk, else the present boot's id. `seal`: the checksum, where it
     is known already and nobody can write the data file any more. `version`: of the data file, where
@@ -126,16 +126,16 @@ def publish(
 
 
 def is_settled(t: Transaction, ino: int, inode: Inode) -> bool:
-    """Whether all content of a file is known to be on disk: nobody has opened it for writing since
-    it was sealed, and its data were synced after that."""
+    """Returns whether all content of a file is known to be on disk: nobody has opened it for
+    writing since it was sealed, and its data were synced after that."""
     return bool(inode.flags & Flag.SEALED) and t.get(keys.unsealed(ino)) is None
 
 
 def unsettled_source(
     t: Transaction, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes
 ) -> Unsettled | None:
-    """The file whose present content must be on disk before it is renamed over another one of a
-    durable namespace, else a power cut takes both; None: nothing is at risk."""
+    """Returns the file whose present content must be on disk before it is renamed over another one
+    of a durable namespace, else a power cut takes both; None: nothing is at risk."""
     if ROOT_INODE in (old_parent, new_parent) or not namespaces.is_durable(t, new_parent):
         return None
     source, target = find(t, old_parent, old_name), find(t, new_parent, new_name)
@@ -155,7 +155,7 @@ def synced(t: Transaction, ino: int) -> None:
 
 
 def reopen(t: Transaction, ino: int) -> Inode:
-    """Open for writing: what was sealed is so no more; returns the record. Raises Stale."""
+    """Opens for writing: what was sealed is so no more; returns the record. Raises Stale."""
     inode = read_inode(t, ino)
     if inode.flags & Flag.SEALED:
         outdate_cold(t, ino, inode)
@@ -178,11 +178,12 @@ def seal(
     checksum: bytes,
     synced: bool,
 ) -> bool:
-    """Record the checksum of a data file that was quiet from before it was read until now.
+    """Records the checksum of a data file that was quiet from before it was read until now.
 
     False, and nothing written, when the record says otherwise: gone, unpublished, another version,
     size or mtime (a data file changed through a mapping after its last close is published first).
-    ctime does not count, since a chmod or a new link changes it alone; the later of both is kept.
+    ctime does not count, since a chmod or a new link changes it alone; the later of both is
+    kept.
     """
     try:
         inode = read_inode(t, ino)
@@ -202,7 +203,7 @@ def seal(
 
 
 def evict(t: Transaction, ino: int, now: int, reason: Lost = "evicted") -> Evicted | None:
-    """Remove every name of a file. It stays as an orphan until `tree.reap`, so that its data file
+    """Removes every name of a file. It stays as an orphan until `tree.reap`, so that its data file
     can go in between; None when it is gone or an orphan already."""
     try:
         inode = read_inode(t, ino)
@@ -226,7 +227,7 @@ def evict(t: Transaction, ino: int, now: int, reason: Lost = "evicted") -> Evict
 
 
 def lose(t: Transaction, ino: int, inode: Inode, reason: Lost) -> None:
-    """Write the record of an orphan: other nodes learn from it why its names went."""
+    """Writes the record of an orphan: other nodes learn from it why its names went."""
     inode.flags |= _LOST[reason]
     write_inode(t, ino, inode)
 
@@ -238,7 +239,7 @@ def reason_of(inode: Inode) -> Lost | None:
 
 
 def brought(t: Transaction, ino: int, version: int, blocks: int) -> bool:
-    """Account for a data file that has come back, from the cold tier or another node; False where
+    """Accounts for a data file that has come back, from the cold tier or another node; False where
     the file is another by now."""
     try:
         inode = read_inode(t, ino)

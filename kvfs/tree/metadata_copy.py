@@ -12,8 +12,8 @@ from kvfs.tree.inodes import read_inode
 def copy_all(
     source: Blocking, target: Blocking, *, replace: bool, progress: Progress
 ) -> CopyResult:
-    """All metadata. Raises Exists where the target holds any and `replace` is not set; Conflict,
-    Corrupt, as `engine_copy.copy` does."""
+    """Returns all metadata. Raises Exists where the target holds any and `replace` is not set;
+    Conflict, Corrupt, as `engine_copy.copy` does."""
     part = engine_copy.whole()
     schema = source.read_now(_checked)
 
@@ -42,8 +42,8 @@ def copy_namespace(
     now: int,
     progress: Progress,
 ) -> CopyResult:
-    """One namespace, which keeps its id: inode numbers hold it. The target may be empty. Raises
-    NotFound, Exists where the name or the id is taken there, Conflict, Corrupt."""
+    """Returns one namespace, which keeps its id: inode numbers hold it. The target may be empty.
+    Raises NotFound, Exists where the name or the id is taken there, Conflict, Corrupt."""
     source.read_now(_checked)
     namespace_id, record = source.read_now(lambda t: namespaces.by_name(t, name))
     root = source.read_now(lambda t: read_inode(t, ROOT_INODE))
@@ -66,7 +66,8 @@ def copy_namespace(
 
 
 def _checked(t: Transaction) -> bytes:
-    """The schema version of metadata that are whole. Raises Corrupt, NotSupported, Conflict."""
+    """Returns the schema version of metadata that are whole. Raises Corrupt, NotSupported,
+    Conflict."""
     engine_copy.refuse_unfinished(t)
     namespaces.check_format(t)
     return t.get(keys.VERSION) or b""

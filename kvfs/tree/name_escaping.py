@@ -43,25 +43,25 @@ _LONG_FORM: Final = re.compile(rb"(.{200})%[0-9a-f]{16}", re.DOTALL)
 
 
 def is_odd(suffix: bytes) -> bool:
-    """Whether the mount cannot show an entry (a name, a directory's with '/') as it is."""
+    """Returns whether the mount cannot show an entry (a name, a directory's with '/') as it is."""
     if len(suffix) > LONGEST and len(suffix.removesuffix(b"/")) > LONGEST:
         return True
     return NUL in suffix or suffix in _ODD
 
 
 def is_hidden(suffix: bytes) -> bool:
-    """Whether it is the system's own, and never shown."""
+    """Returns whether it is the system's own, and never shown."""
     return NUL in suffix and not is_continuation(suffix)
 
 
 def is_continuation(suffix: bytes) -> bool:
-    """Whether it is the directory of segments that start with the same 480 bytes."""
+    """Returns whether it is the directory of segments that start with the same 480 bytes."""
     return len(suffix) == SPLIT + 2 and suffix.endswith(b"\0/")
 
 
 def spelled(suffix: bytes) -> bytes:
-    """The form on the mount of an odd entry that is not hidden, where nothing else stands beside
-    it."""
+    """Returns the form on the mount of an odd entry that is not hidden, where nothing else stands
+    beside it."""
     directory = suffix.endswith(b"/")
     name = suffix[:-1] if directory else suffix
     short = _SPELLED.get(name)
@@ -71,7 +71,8 @@ def spelled(suffix: bytes) -> bytes:
 
 
 def shown(t: Transaction, parent: int, suffix: bytes) -> bytes | None:
-    """The name under which the mount shows an entry that is there; None where it does not."""
+    """Returns the name under which the mount shows an entry that is there; None where it does
+    not."""
     prefix = keys.entries(parent)
     directory = suffix.endswith(b"/")
     if not is_odd(suffix):
@@ -91,7 +92,7 @@ def shown(t: Transaction, parent: int, suffix: bytes) -> bytes | None:
 
 
 def all_shown(t: Transaction, parent: int, suffix: bytes) -> list[bytes]:
-    """Every name on the mount that may lead elsewhere when this entry comes or goes."""
+    """Returns every name on the mount that may lead elsewhere when this entry comes or goes."""
     if is_odd(suffix):
         name = spelled(suffix)
         return [] if is_hidden(suffix) else [name, name + b"%"]
@@ -102,7 +103,7 @@ def all_shown(t: Transaction, parent: int, suffix: bytes) -> list[bytes]:
 
 
 def find(t: Transaction, parent: int, name: bytes) -> bytes | None:
-    """The entry that an odd form stands for, where no ordinary name is spelled so."""
+    """Returns the entry that an odd form stands for, where no ordinary name is spelled so."""
     prefix = keys.entries(parent)
     for suffix in _candidates(t, prefix, name):
         if t.get(prefix + suffix) is not None and shown(t, parent, suffix) == name:

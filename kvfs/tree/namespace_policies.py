@@ -37,7 +37,7 @@ class PolicyChanges(TypedDict, total=False):
 
 
 def change(record: Namespace, policy: PolicyChanges, *, in_cluster: bool) -> None:
-    """Change the record. Raises Invalid, NotSupported: then nothing of it counts."""
+    """Changes the record. Raises Invalid, NotSupported: then nothing of it counts."""
     fresh = Namespace(name=b"")
     for name, value in policy.items():
         if value is None:

@@ -73,7 +73,7 @@ class ListedNamespace(NamedTuple):
 
 
 def format(t: Transaction, now: int, uid: int, gid: int) -> None:  # noqa: A001
-    """Make the root directory in an empty engine; nothing where that is done already."""
+    """Makes the root directory in an empty engine; nothing where that is done already."""
     if t.get(keys.VERSION) is not None:
         check_format(t)
         return
@@ -110,7 +110,7 @@ def create(
     now: int,
     **policy: Unpack[namespace_policies.PolicyChanges],
 ) -> int:
-    """Make a namespace and its top directory; returns its id.
+    """Makes a namespace and its top directory; returns its id.
 
     `capacity` in bytes, 0 for no limit of its own. Raises Exists, Invalid, NotSupported,
     NameTooLong, NoSpace (no id is left: 65,535 were used).
@@ -133,7 +133,7 @@ def create(
 
 
 def is_durable(t: Transaction, ino: int) -> bool:
-    """Whether an inode's namespace promises to drop nothing; of one that is gone, True."""
+    """Returns whether an inode's namespace promises to drop nothing; of one that is gone, True."""
     value = t.get(b"n" + keys.pack_u16(ino >> NAMESPACE_SHIFT))
     return value is None or unpack_namespace(value).kind != "cache"
 
@@ -143,7 +143,7 @@ def set_policy(
     namespace_id: int,
     **policy: Unpack[namespace_policies.PolicyChanges],
 ) -> Namespace:
-    """Change what is not None; returns the new policy. Raises NotFound, Invalid, NotSupported."""
+    """Changes what is not None; returns the new policy. Raises NotFound, Invalid, NotSupported."""
     record = get(t, namespace_id)
     namespace_policies.change(record, policy, in_cluster=bool(t.node))
     t.put(keys.namespace(namespace_id), pack(record))
@@ -159,7 +159,7 @@ def get(t: Transaction, namespace_id: int) -> Namespace:
 
 
 def usage(t: Transaction, namespace_id: int) -> Usage:
-    """The present usage of the namespace. Raises NotFound."""
+    """Returns the present usage of the namespace. Raises NotFound."""
     value = t.get(keys.usage(namespace_id))
     if value is None:
         raise _missing(namespace_id)
@@ -167,7 +167,7 @@ def usage(t: Transaction, namespace_id: int) -> Usage:
 
 
 def by_name(t: Transaction, name: bytes) -> tuple[int, Namespace]:
-    """The id and policy. Raises NotFound, NameTooLong."""
+    """Returns the id and policy. Raises NotFound, NameTooLong."""
     if len(name) > MAX_NAME:
         raise NameTooLong(f"a name has at most {MAX_NAME} bytes, not {len(name)}")
     value = t.get(keys.directory_entry(ROOT_INODE, name))
@@ -178,14 +178,14 @@ def by_name(t: Transaction, name: bytes) -> tuple[int, Namespace]:
 
 
 def list_all(t: Transaction) -> list[ListedNamespace]:
-    """Every namespace, in the order of their names."""
+    """Returns every namespace, in the order of their names."""
     prefix = keys.entries(ROOT_INODE)
     ids = [namespace_of(keys.unpack_u64(ino)) for _, ino in t.scan(prefix, keys.after(prefix))]
     return [ListedNamespace(number, get(t, number), usage(t, number)) for number in ids]
 
 
 def remove(t: Transaction, name: bytes, now: int) -> int:
-    """Remove an empty namespace with its top directory; returns its id. Raises NotFound,
+    """Removes an empty namespace with its top directory; returns its id. Raises NotFound,
     NotEmpty."""
     namespace_id, _ = by_name(t, name)
     ino = namespace_root(namespace_id)
@@ -198,7 +198,7 @@ def remove(t: Transaction, name: bytes, now: int) -> int:
 
 
 def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
-    """Remove an empty namespace but for its top directory's record. Its counter stays: inode
+    """Removes an empty namespace but for its top directory's record. Its counter stays: inode
     numbers that orphans or kernels still hold are not given out again."""
     t.delete(keys.directory_entry(ROOT_INODE, name))
     t.delete(keys.namespace(namespace_id))
@@ -211,7 +211,7 @@ def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
 
 
 def adopt(t: Transaction, namespace_id: int, record: Namespace, now: int) -> None:
-    """Give a namespace whose other records are there already its place below the root."""
+    """Gives a namespace whose other records are there already its place below the root."""
     t.put(keys.namespace(namespace_id), pack(record))
     entry = keys.directory_entry(ROOT_INODE, record.name)
     t.put(entry, keys.pack_u64(namespace_root(namespace_id)))
@@ -221,14 +221,14 @@ def adopt(t: Transaction, namespace_id: int, record: Namespace, now: int) -> Non
 
 
 def rename(t: Transaction, namespace_id: int, name: bytes) -> None:
-    """Record the new name of a namespace; entry and directory are the caller's."""
+    """Records the new name of a namespace; entry and directory are the caller's."""
     record = get(t, namespace_id)
     record.name = name
     t.put(keys.namespace(namespace_id), pack(record))
 
 
 def allocate_inodes(t: Transaction, namespace_id: int, count: int) -> int:
-    """Take `count` inode numbers, the first of which is returned; none is ever given out again.
+    """Takes `count` inode numbers, the first of which is returned; none is ever given out again.
 
     Raises NotFound (no such namespace), NoSpace (2^48 were used).
     """
@@ -245,7 +245,7 @@ def allocate_inodes(t: Transaction, namespace_id: int, count: int) -> int:
 
 
 def settings(t: Transaction, namespace_id: int) -> dict[bytes, bytes]:
-    """The settings of the namespace as a bucket, by name."""
+    """Returns the settings of the namespace as a bucket, by name."""
     prefix = keys.setting(namespace_id, b"")
     return {key[len(prefix) :]: value for key, value in t.scan(prefix, keys.after(prefix))}
 

@@ -27,7 +27,7 @@ class Notice(NamedTuple):
 
 
 def post(t: Transaction, changes: Sequence[Change], now: int) -> bytes:
-    """Leave a notice, made at `now` (ns since the epoch); the key to remove it by."""
+    """Leaves a notice, made at `now` (ns since the epoch); the key to remove it by."""
     key = keys.notice(now, os.urandom(8))
     t.put(key, _encode(changes))
     return key

@@ -34,9 +34,9 @@ class NameState(Enum):
 
 
 def is_late(closed_at: float, now: float) -> bool:
-    """Whether a file that was closed then is made known only now because its host was cut off. By
-    this host's clock of seconds since its boot; 0: it is closed by what makes it known. What is
-    from another boot is late."""
+    """Returns whether a file that was closed then is made known only now because its host was cut
+    off. By this host's clock of seconds since its boot; 0: it is closed by what makes it known.
+    What is from another boot is late."""
     return bool(closed_at) and not 0.0 <= now - closed_at <= _LATE_S
 
 
@@ -86,7 +86,8 @@ def check_unseen(t: Transaction, parent: int) -> None:
 
 
 def is_given_way(t: Transaction, parent: int, name: bytes) -> bool:
-    """Whether a name is that of a file of another node which gives way to who makes one here."""
+    """Returns whether a name is that of a file of another node which gives way to who makes one
+    here."""
     packed = t.get(keys.file_entry(parent, name))
     if packed is None:
         return False
@@ -94,7 +95,7 @@ def is_given_way(t: Transaction, parent: int, name: bytes) -> bool:
 
 
 def make_way(t: Transaction, parent: int, name: bytes) -> None:
-    """Free a name that is given way."""
+    """Frees a name that is given way."""
     if is_given_way(t, parent, name):
         t.delete(keys.file_entry(parent, name))
 

@@ -21,8 +21,8 @@ _UNPUBLISHED: Final = b"w"
 
 
 def is_here(t: Transaction, ino: int, inode: Inode) -> bool:
-    """Whether this node's own mount shows it: a file that another node is making, and did not
-    publish, is its maker's alone."""
+    """Returns whether this node's own mount shows it: a file that another node is making, and did
+    not publish, is its maker's alone."""
     if inode.flags & Flag.PUBLISHED or not stat.S_ISREG(inode.mode):
         return True
     return t.get(keys.unpublished(ino)) in (None, t.node)
@@ -46,8 +46,9 @@ class ListedInode(NamedTuple):
 
 
 def is_visible(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
-    """Whether others than its mount may read it; `boot` is the running one's id. What another node
-    wrote, and did not sync yet, it answers for: it serves nothing before it has recovered."""
+    """Returns whether others than its mount may read it; `boot` is the running one's id. What
+    another node wrote, and did not sync yet, it answers for: it serves nothing before it has
+    recovered."""
     if not stat.S_ISREG(inode.mode):
         return True
     if not inode.flags & Flag.PUBLISHED:
@@ -58,7 +59,7 @@ def is_visible(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
 
 
 def find(t: Transaction, path: Sequence[bytes], boot: int) -> FoundInode:
-    """Walk a path from the root of the mount; symbolic links are not followed.
+    """Walks a path from the root of the mount; symbolic links are not followed.
 
     Raises NotFound (with its `at`), NotADirectory (a part of the path is none), NameTooLong; their
     messages do not name the path.
@@ -79,7 +80,7 @@ def find(t: Transaction, path: Sequence[bytes], boot: int) -> FoundInode:
 
 
 def missing(directory: int, name: bytes) -> NotFound:
-    """The error of a name that is not there."""
+    """Returns the error of a name that is not there."""
     error = NotFound("no such file or directory")
     error.at = keys.file_entry(directory, name)
     return error
@@ -88,7 +89,7 @@ def missing(directory: int, name: bytes) -> NotFound:
 def find_many(
     t: Transaction, paths: Sequence[tuple[bytes, ...]], boot: int
 ) -> list[FoundInode | bytes | NotFound]:
-    """As `find`; for a path that leads nowhere the entry that is missing (`NotFound.at`), or why
+    """Like `find`; for a path that leads nowhere the entry that is missing (`NotFound.at`), or why
     its directory is. Each directory is looked up once."""
     directories: dict[tuple[bytes, ...], int | NotFound] = {}
     found: list[FoundInode | bytes | NotFound] = []
@@ -113,7 +114,7 @@ def _find_in(
 
 
 def find_directory(t: Transaction, path: Sequence[bytes], boot: int) -> int | NotFound:
-    """The inode of a directory; the error where the path leads to none."""
+    """Returns the inode of a directory; the error where the path leads to none."""
     try:
         found = find(t, path, boot)
     except NotFound as error:
@@ -124,8 +125,8 @@ def find_directory(t: Transaction, path: Sequence[bytes], boot: int) -> int | No
 
 
 def exist(t: Transaction, entries: Sequence[bytes]) -> list[bool]:
-    """Whether each of these entries (see `keys.file_entry`) is a name of a published file, or of
-    anything else; three round trips for all, mostly two.
+    """Returns whether each of these entries (see `keys.file_entry`) is a name of a published file,
+    or of anything else; three round trips for all, mostly two.
 
     A record torn by a power cut counts as there until the node's start has dropped it: only entries
     are looked at.
@@ -153,8 +154,8 @@ def _hide_unpublished(t: Transaction, values: list[bytes | None]) -> None:
 def list_children(
     t: Transaction, parent: int, after_key: bytes, limit: int, boot: int
 ) -> tuple[list[ListedInode], bytes]:
-    """The visible entries among the next `limit` names after `after_key`, and where to go on
-    (empty: nowhere, all were given)."""
+    """Returns the visible entries among the next `limit` names after `after_key`, and where to go
+    on (empty: nowhere, all were given)."""
     children = tree.list_children(t, parent, after_key, limit)
     records = read_inodes(t, [child.ino for child in children])
     listed = [

@@ -82,7 +82,7 @@ def pass_by(t: Transaction, greatest: dict[int, int]) -> None:
 
 
 def add(t: Transaction, found: RebuiltFile, owner: DirectoryOwner) -> bool:
-    """Put the file under its names, where it has none that is not another's under a name of its
+    """Puts the file under its names, where it has none that is not another's under a name of its
     own (`lost+found-<inode number>`), or record that this node has a copy of it.
 
     False, and nothing is written: what is there is of a later description, or the file is a cache
@@ -112,7 +112,7 @@ def add(t: Transaction, found: RebuiltFile, owner: DirectoryOwner) -> bool:
 
 
 def _walk(t: Transaction, parent: int, parts: list[bytes], owner: DirectoryOwner) -> int:
-    """The directory at the end of these names; those that are missing are made."""
+    """Returns the directory at the end of these names; those that are missing are made."""
     for name in parts:
         key = keys.directory_entry(parent, name)
         value = t.get(key)
@@ -132,7 +132,8 @@ def _walk(t: Transaction, parent: int, parts: list[bytes], owner: DirectoryOwner
 
 
 def _take(t: Transaction, parent: int, name: bytes, found: RebuiltFile) -> bool:
-    """Whether the name is this file's now: it was free, or of one that was described earlier."""
+    """Returns whether the name is this file's now: it was free, or of one that was described
+    earlier."""
     key = keys.file_entry(parent, name)
     value = t.get(key)
     if value is not None:
@@ -157,7 +158,8 @@ def _displace(t: Transaction, ino: int, inode: Inode, link: tuple[int, bytes]) -
 
 
 def _lost(t: Transaction, ino: int) -> bytes:
-    """A name at the top of the file's namespace, as `kvfs fsck` gives it; it is put there."""
+    """Returns a name at the top of the file's namespace, as `kvfs fsck` gives it; it is put
+    there."""
     name = b"lost+found-%x" % ino
     t.put(keys.file_entry(namespace_root(namespace_of(ino)), name), keys.pack_u64(ino))
     return name

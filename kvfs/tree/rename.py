@@ -47,7 +47,7 @@ def rename(
     now: int,
     keep: Keep,
 ) -> Removed | None:
-    """Move a name, atomically over what stands at the new one; returns what was replaced.
+    """Moves a name, atomically over what stands at the new one; returns what was replaced.
 
     Two links of one inode: nothing happens, as POSIX has it. Between top-level names it renames the
     namespace. Raises NotFound, Exists (NOREPLACE), NotADirectory, IsADirectory, NotEmpty, Invalid

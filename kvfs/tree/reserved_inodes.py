@@ -17,7 +17,7 @@ from kvfs.tree.inodes import add_usage, write_inode
 
 
 def reserve(t: Transaction, namespace_id: int, count: int) -> int:
-    """Reserve so many numbers; the first of them. Raises NotFound, NoSpace."""
+    """Reserves so many numbers; the first of them. Raises NotFound, NoSpace."""
     first = namespaces.allocate_inodes(t, namespace_id, count)
     for ino in range(first, first + count):
         t.put(keys.reserved(ino), t.node)
@@ -36,7 +36,7 @@ def reserved(t: Transaction, after_ino: int, limit: int) -> list[int]:
 
 
 def abandon(t: Transaction, inos: list[int], now: int) -> None:
-    """Make orphans of reserved numbers, to be dropped with the data files they may have."""
+    """Makes orphans of reserved numbers, to be dropped with the data files they may have."""
     for ino in inos:
         if not t.delete(keys.reserved(ino)):
             continue

@@ -14,7 +14,7 @@ from kvfs.tree.namespace_policies import MD5_ALL
 
 
 def wanting_md5(t: Transaction, inos: list[int]) -> set[int]:
-    """The files to which a seal gives the MD5 of their content."""
+    """Returns the files to which a seal gives the MD5 of their content."""
     return {
         ino
         for ino, inode in zip(inos, read_inodes(t, inos), strict=True)
@@ -23,14 +23,14 @@ def wanting_md5(t: Transaction, inos: list[int]) -> set[int]:
 
 
 def give(t: Transaction, ino: int, md5: str) -> None:
-    """Keep the MD5 of the present content, unless it has an ETag that was told."""
+    """Keeps the MD5 of the present content, unless it has an ETag that was told."""
     (inode,) = read_inodes(t, [ino])
     if inode is not None and _wants_md5(t, ino, inode):
         t.put(keys.xattr(ino, ETAG), packed(md5, inode))
 
 
 def keep(t: Transaction, ino: int, told: str) -> bool:
-    """Keep the ETag that is told of a file before it is sealed. False: it has another by now."""
+    """Keeps the ETag that is told of a file before it is sealed. False: it has another by now."""
     (inode,) = read_inodes(t, [ino])
     if inode is None:
         return False

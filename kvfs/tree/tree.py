@@ -97,7 +97,7 @@ class Child(NamedTuple):
 
 
 def find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | None:
-    """As `lookup`, None for a name that is not there. Two reads, whether it is there or not."""
+    """Like `lookup`, None for a name that is not there. Two reads, whether it is there or not."""
     if name == b"." or name == b"..":
         return _find_dots(t, parent, name)
     if len(name) > namespaces.MAX_NAME:
@@ -116,7 +116,7 @@ def find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | None:
 
 
 def lookup(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
-    """The inode under a name; `.` and `..` too. Raises NotFound, NameTooLong."""
+    """Returns the inode under a name; `.` and `..` too. Raises NotFound, NameTooLong."""
     found = find(t, parent, name)
     if found is None:
         raise NotFound("no such name")
@@ -124,7 +124,7 @@ def lookup(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
 
 
 def exist(t: Transaction, parent: int, names: Sequence[bytes]) -> list[bool]:
-    """Whether each name is there; two round trips for all. A name over 255 bytes is not."""
+    """Returns whether each name is there; two round trips for all. A name over 255 bytes is not."""
     prefix = keys.entries(parent)
     wanted = [prefix + name[: namespaces.MAX_NAME + 1] for name in names]
     found = [value is not None for value in t.get_many(wanted)]
@@ -137,7 +137,7 @@ def exist(t: Transaction, parent: int, names: Sequence[bytes]) -> list[bool]:
 
 
 def add(t: Transaction, parent: int, name: bytes, ino: int, inode: Inode) -> int:
-    """Put a new inode under a free name; returns its number.
+    """Puts a new inode under a free name; returns its number.
 
     `inode` is completed: parent, name, nlink, and in a set-group-id directory the group (a new
     directory inherits the bit too). Its ctime becomes the parent's. A directory at the top level
@@ -169,7 +169,7 @@ def add(t: Transaction, parent: int, name: bytes, ino: int, inode: Inode) -> int
 
 
 def add_unlinked(t: Transaction, parent: int, ino: int, inode: Inode) -> None:
-    """Put a new inode that has no name yet (O_TMPFILE in `parent`): an orphan until `link` names
+    """Puts a new inode that has no name yet (O_TMPFILE in `parent`): an orphan until `link` names
     it.
 
     Raises NotFound (the parent was removed), NotPermitted (at the top level).
@@ -185,7 +185,7 @@ def add_unlinked(t: Transaction, parent: int, ino: int, inode: Inode) -> None:
 
 
 def link(t: Transaction, ino: int, parent: int, name: bytes, now: int) -> Inode:
-    """Give an inode one more name (an orphan: its first). Returns its record.
+    """Gives an inode one more name (an orphan: its first). Returns its record.
 
     Raises Exists, Stale, NotFound (the parent was removed), NotPermitted (directories; the top
     level), CrossNamespace, NameTooLong, Invalid.
@@ -217,7 +217,7 @@ def link(t: Transaction, ino: int, parent: int, name: bytes, now: int) -> Inode:
 
 
 def unlink(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Removed:
-    """Remove the name of anything but a directory. Raises NotFound, IsADirectory."""
+    """Removes the name of anything but a directory. Raises NotFound, IsADirectory."""
     entry = find_shown(t, parent, name)
     if entry is None:
         raise NotFound("no such name")
@@ -229,7 +229,7 @@ def unlink(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Re
 
 
 def rmdir(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Removed:
-    """Remove an empty directory; at the top level, a namespace. An object's empty marker in it
+    """Removes an empty directory; at the top level, a namespace. An object's empty marker in it
     (see `name_escaping`) goes too: `Removed.marker`.
 
     Raises NotFound, NotADirectory, NotEmpty, Invalid (`.`); `delegations.Delegated`.
@@ -257,7 +257,7 @@ def rmdir(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Rem
 
 
 def _remove_marker(t: Transaction, directory: int, now: int, keep: Keep) -> Removed | None:
-    """Remove the file '' of a directory where it is empty and stands there alone."""
+    """Removes the file '' of a directory where it is empty and stands there alone."""
     prefix = keys.entries(directory)
     found = t.scan(prefix, keys.after(prefix))
     first, second = next(found, None), next(found, None)
@@ -274,7 +274,7 @@ def _remove_marker(t: Transaction, directory: int, now: int, keep: Keep) -> Remo
 def replace(
     t: Transaction, parent: int, name: bytes, ino: int, inode: Inode, now: int, keep: Keep
 ) -> Removed | None:
-    """Put a new file under a name, atomically over a file that has it; returns what was replaced.
+    """Puts a new file under a name, atomically over a file that has it; returns what was replaced.
 
     Raises IsADirectory, and as `add` does.
     """
@@ -300,7 +300,7 @@ def rename_with_whiteout(
     now: int,
     keep: Keep,
 ) -> Removed | None:
-    """As `rename` of `old` to `new` (each parent, name), and what says to overlayfs that the old
+    """Like `rename` of `old` to `new` (each parent, name), and what says to overlayfs that the old
     name is removed takes its place: a new inode and its number. Raises as `rename` does."""
     removed = rename(t, *old, *new, flags=flags & ~RENAME_WHITEOUT, now=now, keep=keep)
     if find_shown(t, *old) is None:  # else both were one file
@@ -309,7 +309,7 @@ def rename_with_whiteout(
 
 
 def reap(t: Transaction, ino: int) -> None:
-    """Drop an orphan that nobody holds any more; nothing where it is gone, or has a link again.
+    """Drops an orphan that nobody holds any more; nothing where it is gone, or has a link again.
 
     In a cluster: this node has unlinked its data file, and the last one to do so drops it."""
     if t.get(keys.orphan(ino)) is None:
@@ -343,7 +343,7 @@ def list_children(t: Transaction, parent: int, after_key: bytes, limit: int) -> 
 
 
 def resolve(t: Transaction, path: bytes) -> tuple[int, Inode]:
-    """Walk a path from the root of the mount; `/`, `.` and empty parts are skipped, links not
+    """Walks a path from the root of the mount; `/`, `.` and empty parts are skipped, links not
     followed.
 
     Raises NotFound, NotADirectory, NameTooLong, each naming the path.
@@ -362,7 +362,8 @@ def resolve(t: Transaction, path: bytes) -> tuple[int, Inode]:
 
 
 def path_of(t: Transaction, ino: int) -> bytes:
-    """A path that leads to the inode, from the root of the mount. Raises Stale for an orphan."""
+    """Returns a path that leads to the inode, from the root of the mount. Raises Stale for an
+    orphan."""
     parts: list[bytes] = []
     while ino != ROOT_INODE:
         inode = read_inode(t, ino)

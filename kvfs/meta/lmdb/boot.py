@@ -1,11 +1,11 @@
 """The id of the running boot, alone and together with the filesystems that hold a store: two
 records with the same one were written with no power cut between them.
 
-A disk loses what was not synced without the machine's going down: it is detached by force, or set
-back to a snapshot. What uses it afterwards is another mount of it, in the same boot. So what must
-not outlive such a moment names the boot as a filesystem sees it (`boot_of`): the kernel's boot id
-and the present life of that filesystem's superblock. A bind mount (a container that was started
-again) is the same superblock.
+A disk can lose unsynced data without the machine's going down: it is detached by force, or set back
+to a snapshot. Later use is by another mount of it, in the same boot. So records that must not
+outlive such a moment name the boot as a filesystem sees it (`boot_of`): the kernel's boot id and
+the present life of that filesystem's superblock. A bind mount (a restarted container) is the same
+superblock.
 """
 
 import ctypes
@@ -27,23 +27,24 @@ _AT_FDCWD: Final = -100
 
 @functools.cache
 def boot_id() -> int:
-    """63 bits of the kernel's boot id, never 0 (which stands for 'on disk, whatever the boot')."""
+    """Returns 63 bits of the kernel's boot id, never 0 (which stands for 'on disk, whatever the
+    boot')."""
     digits = _SOURCE.read_text(encoding="ascii").strip().replace("-", "")
     return int(digits[:16], 16) >> 1 or 1
 
 
 def boot_of(*paths: str | os.PathLike[str]) -> int:
-    """The running boot as the filesystems at `paths` see it: another one once any of them was
-    unmounted. 63 bits, never 0. Raises OSError."""
+    """Returns the running boot as the filesystems at `paths` see it: another one once any of them
+    was unmounted. 63 bits, never 0. Raises OSError."""
     lives = repr([boot_id(), *sorted({_life(os.fspath(path)) for path in paths})])
     digest = hashlib.blake2b(lives.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1 or 1
 
 
 def _life(path: str) -> tuple[int, str, int]:
-    """Device, and what the kernel never gives to another life of a filesystem in one boot: the
-    inode number of its directory in sysfs (a counter that grows), else the unique id of the mount.
-    With neither (before Linux 6.8, few filesystems) the device alone."""
+    """Returns the device, and a value that the kernel never gives to another life of a filesystem
+    in one boot: the inode number of its directory in sysfs (a counter that grows), else the unique
+    id of the mount. With neither (before Linux 6.8, few filesystems) the device alone."""
     device = os.stat(path).st_dev
     for directory in _in_sysfs(device):
         try:
@@ -65,7 +66,7 @@ def _in_sysfs(device: int) -> list[str]:
 
 
 def _mount_id(path: str) -> int:
-    """0 where the kernel does not tell one that is never used again."""
+    """Returns 0 if the kernel tells none that is never used again."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     if statx is None:
         return 0

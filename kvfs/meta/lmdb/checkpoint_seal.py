@@ -24,15 +24,15 @@ _BUFFER_BYTES: Final = 128 << 10
 
 
 def seal(fd: int) -> None:
-    """Put a seal behind the pages that a file holds; on disk with the next sync. Reads all of it,
-    with the GIL released. Raises OSError."""
+    """Puts a seal behind the pages of a file; it reaches the disk with the next sync. Reads all of
+    it, with the GIL released. Raises OSError."""
     size = os.fstat(fd).st_size
     _write(fd, _SEAL.pack(_MAGIC, size, _digest(fd, size)), size)
 
 
 def find_damage(path: Path) -> str | None:
-    """The damage of a base, None where it is as it was taken. Raises NotSupported where a later
-    version took it; OSError, other than where the disk cannot read it."""
+    """Returns the damage of a base, None if it is as it was taken. Raises NotSupported if a later
+    version took it; OSError, except if the disk cannot read it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _find_damage(path, fd)
@@ -43,7 +43,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def pages_bytes(path: Path) -> int:
-    """The length of a base without its seal."""
+    """Returns the length of a base without its seal."""
     size = path.stat().st_size
     return size - _SEAL.size if _is_sealed(size) else size
 

@@ -43,15 +43,15 @@ def base_path(directory: Path, generation: int) -> Path:
 
 
 def read_position(environment: lmdb.Environment) -> Position:
-    """The end of the journal as of the last commit; `FIRST` in a new file."""
+    """Returns the end of the journal as of the last commit; `FIRST` in a new file."""
     with environment.begin() as transaction:
         packed = transaction.get(POSITION_KEY)
     return FIRST if packed is None else unpack_position(packed)
 
 
 def rotate(environment: lmdb.Environment, directory: Path) -> None:
-    """Start a new journal and make a new base. Others may go on committing: they wait for step 2
-    alone.
+    """Starts a new journal and makes a new base. Others may go on committing: they wait only for
+    step 2.
 
     Raises OSError, lmdb.Error; then the old base and all journals are still there.
     """
@@ -75,14 +75,14 @@ def rotate(environment: lmdb.Environment, directory: Path) -> None:
 
 
 def find_base_damage(directory: Path) -> str | None:
-    """The damage of the newest base, or None. Reads all of it. Raises OSError."""
+    """Returns the damage of the newest base, or None. Reads all of it. Raises OSError."""
     path = base_path(directory, generations(directory, "base")[-1])
     wrong = checkpoint_seal.find_damage(path)
     return wrong and f"{path} is damaged: {wrong}"
 
 
 def _require_space(directory: Path) -> None:
-    """A journal that is begun on a full disk could take no commit. Raises OSError."""
+    """Checks for space: a journal begun on a full disk could take no commit. Raises OSError."""
     disk = os.statvfs(directory)
     data = directory / "data.mdb"
     needed = data.stat().st_blocks * 512 if data.exists() else 0
@@ -91,7 +91,7 @@ def _require_space(directory: Path) -> None:
 
 
 def _write_base(environment: lmdb.Environment, directory: Path) -> None:
-    """A compact copy: LMDB writes it from a snapshot, in C, without the GIL."""
+    """Makes a compact copy: LMDB writes it from a snapshot, in C, without the GIL."""
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     fd = os.open(directory / _TEMPORARY, flags, 0o600)
     try:

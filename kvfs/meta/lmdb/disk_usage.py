@@ -9,7 +9,7 @@ _BLOCK: Final = 512
 
 
 def metadata_bytes(directory: Path) -> int:
-    """`data.mdb`, bases, journals and reserve: their blocks. Some 15 µs. Raises OSError."""
+    """Returns the blocks of `data.mdb`, bases, journals and reserve. Some 15 µs. Raises OSError."""
     total = 0
     with os.scandir(directory) as entries:
         for entry in entries:

@@ -6,7 +6,7 @@ Invariants
   until a checkpoint.
 - `read_now` and `transact_now` never wait for the disk; `transact_now` may wait for another
   process's commit (some 10 microseconds).
-- What LMDB or the system refuses leaves this module as a KvfsError that names the file and the
+- Refusals by LMDB or the system leave this module as a KvfsError that names the file and the
   remedy.
 
 The unnamed database holds the metadata. Other databases (`EmbeddedEngine.database`) have names that
@@ -47,11 +47,12 @@ from kvfs.meta.lmdb.trust_state import StateFile, TrustState
 T = TypeVar("T")
 _MAP_SIZE: Final = 1 << 40
 _JOURNAL_BYTES: Final = 32 << 20
-"""Some 150,000 commits, replayed in 1 s."""
+"""Length from which a journal is replaced: some 150,000 commits, replayed in 1 s."""
 
 
 def _opened(opener: EngineOpener) -> OpenedEngine:
-    """Also on a full disk, where something was kept for that. Raises as `open_to_write`."""
+    """Opens the file, even on a full disk if the reserve allows. Raises what `open_to_write`
+    raises."""
     try:
         return opener.open_to_write()
     except (OSError, lmdb.Error) as error:
@@ -72,7 +73,7 @@ class Database:
         self._handle = handle
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on a read-only view, at once. Errors raised by `fn` pass through."""
+        """Runs `fn` on a read-only view, at once. Errors raised by `fn` pass through."""
         try:
             raw = self._begin(self._handle)
             try:
@@ -83,7 +84,7 @@ class Database:
             raise translated(error, self._path) from error
 
     def transact_now(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` and commit, at once; an error raised by `fn` aborts and passes through.
+        """Runs `fn` and commits, at once; an error raised by `fn` aborts and passes through.
 
         `fn` must not call the engine. Raises NoSpace, ReadOnly, Corrupt, Unavailable.
         """
@@ -107,10 +108,10 @@ class Database:
 class EmbeddedEngine:
     """LMDB in the directory `path` (made if missing, 0700).
 
-    `map_size` bounds the file and takes address space only; where the system refuses that much,
-    less is taken. `boot` stands for what `boot_of` says of `path`; `journal_bytes` is the length
-    from which a journal is replaced by a new base. Raises ReadOnly, NoSpace, Corrupt, Unavailable,
-    NotSupported (metadata of another schema, files of another version).
+    `map_size` bounds the file and takes address space only; if the system refuses that much, less
+    is taken. `boot` is `path`'s boot by `boot_of`; `journal_bytes` is the length from which a
+    journal is replaced by a new base. Raises ReadOnly, NoSpace, Corrupt, Unavailable, NotSupported
+    (metadata of another schema, files of another version).
     """
 
     immediate = True
@@ -128,18 +129,18 @@ class EmbeddedEngine:
     ) -> None:
         self.path = Path(path)
         self.rebuilt: str | None = None
-        """Why opening it had to rebuild the file from base and journal, or None."""
+        """The reason why opening it had to rebuild the file from base and journal, or None."""
         self.damage: dict[str, str] = {}
         """Losses of base and journals then, certain or possible, by the kinds of `fsck`."""
         self.node = b""
         """The node that `Transaction.node` names: set by the user of the file as a cluster's
-        mirror."""
+        replica."""
         self._readonly = readonly
         self.lock = threading.Lock()
         """Writers of this process take turns; LMDB makes those of different processes do."""
         self._journal = JournalWriter(self.path)
         self._ended: tuple[bytes, Position] = b"", FIRST
-        """Where the last commit of this process ended, packed and not."""
+        """The end of this process's last commit, packed and not."""
         self._state: StateFile | None = None
         self._syncer: Syncer | None = None
         opener = EngineOpener(self.path, map_size, boot, past_damage=past_damage)
@@ -167,7 +168,7 @@ class EmbeddedEngine:
             raise
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on a read-only view; never suspends."""
+        """Runs `fn` on a read-only view; never suspends."""
         return self.read_now(fn)
 
     async def transact(
@@ -177,12 +178,12 @@ class EmbeddedEngine:
         private: int = 0,  # noqa: ARG002 -- a mirror's alone
         behind: bool = False,  # noqa: ARG002 -- a mirror's alone
     ) -> T:
-        """Run `fn` and commit; never suspends, so it cannot be cancelled halfway."""
+        """Runs `fn` and commits; never suspends, so it cannot be cancelled halfway."""
         return self.transact_now(fn)
 
     def first_now(self, *wanted: bytes) -> bytes | None:
-        """The value of the first of these keys that is there, at once and in one view; None: none
-        is. For the hot paths: it makes no object of a transaction."""
+        """Returns the value of the first of these keys that exists, at once and in one view; None:
+        none does. For the hot paths: it makes no object of a transaction."""
         try:
             raw = self._begin(self._main)
             try:
@@ -197,20 +198,20 @@ class EmbeddedEngine:
             raise translated(error, self.path) from error
 
     async def sync(self) -> None:
-        """Everything committed before the call survives power loss when this returns.
+        """Makes everything committed before the call survive power loss.
 
-        Cancelled: the sync goes on in its thread, unobserved. Raises Unavailable where the disk
+        Cancelled: the sync goes on in its thread, unobserved. Raises Unavailable if the disk
         refuses.
         """
         await trio.to_thread.run_sync(self.sync_now, abandon_on_cancel=True)
 
     def sync_now(self) -> None:
-        """As `sync`, waiting for the disk in this thread."""
+        """Like `sync`, waiting for the disk in this thread."""
         if self._syncer is not None:
             self._syncer.sync()
 
     def rotate_now(self) -> None:
-        """Replace the journal by a new base now, so that a start after a power cut has nothing to
+        """Replaces the journal by a new base now, so that a start after a power cut has nothing to
         replay."""
         try:
             if self._syncer is not None:
@@ -219,8 +220,8 @@ class EmbeddedEngine:
             raise translated(error, self.path) from error
 
     def generation(self) -> int:
-        """Grows with each commit to the metadata (other databases do not count), of whichever
-        process: while it stays, whatever was read stays true. 0.4 us."""
+        """Returns a number that grows with each commit to the metadata (other databases do not
+        count), by any process: while it stays, everything read stays true. 0.4 us."""
         try:
             raw = self.environment.begin(self._main)
             try:
@@ -232,23 +233,24 @@ class EmbeddedEngine:
 
     @property
     def restored(self) -> bool:
-        """Whether opening it rebuilt it: after a power cut, what was not synced may be lost."""
+        """Whether opening it rebuilt it: after a power cut, unsynced commits may be lost."""
         return self.rebuilt is not None
 
     @property
     def failure(self) -> str | None:
-        """Why nothing more is promised to survive a power cut (the disk refused a sync), or
-        None."""
+        """The reason why nothing more is promised to survive a power cut (the disk refused a sync),
+        or None."""
         return None if self._syncer is None else self._syncer.failure
 
     @property
     def reserve_left(self) -> float:
-        """The part that is left, as a share of the whole, of the space that was kept for a full
-        disk; 1 while it can be filled up. As of the last commit."""
+        """The remaining share of the space that was kept for a full disk; 1 while it can be filled
+        up. As of the last commit."""
         return self._reserve.left
 
     def database(self, name: bytes) -> Database:
-        """Another ordered map in the same file, made if missing. `name` starts with 0xff."""
+        """Returns another ordered map in the same file, made if missing. `name` starts with
+        0xff."""
         if not name.startswith(b"\xff") or name in (POSITION_KEY, GENERATION_KEY):
             raise Invalid("a database's name starts with 0xff, beyond every key of the metadata")
         if name not in self._databases:
@@ -261,19 +263,20 @@ class EmbeddedEngine:
         return self._databases[name]
 
     def find_damage(self) -> str | None:
-        """Look at every page's header; what is wrong, or None. Takes some 2 us a page of 4 KiB."""
+        """Checks every page's header; returns the damage, or None. Takes some 2 us a page of 4
+        KiB."""
         return look_for_damage(self.environment, self.path)
 
     def find_base_damage(self) -> str | None:
-        """Read the base from which a start after a power cut would rebuild; what is wrong with it,
-        or None."""
+        """Reads the base from which a start after a power cut would rebuild; returns its damage, or
+        None."""
         try:
             return find_base_damage(self.path)
         except OSError as error:
             raise translated(error, self.path) from error
 
     def close(self) -> None:
-        """Sync, and release the file; idempotent. No transaction may be open."""
+        """Syncs, and releases the file; idempotent. No transaction may be open."""
         syncer, self._syncer = self._syncer, None
         state, self._state = self._state, None
         try:
@@ -293,7 +296,7 @@ class EmbeddedEngine:
                 state.close()
 
     def _close_in_order(self, syncer: Syncer, state: StateFile) -> None:
-        """The last writer syncs LMDB's file itself, so that no start needs to rebuild it."""
+        """Syncs LMDB's file itself, as the last writer, so that no start needs to rebuild it."""
         syncer.sync()
         if state.try_alone():
             self.environment.sync(True)
@@ -302,7 +305,7 @@ class EmbeddedEngine:
     def commit(
         self, raw: "lmdb.Transaction[bytes]", name: bytes, handle: Any, writes: Writes
     ) -> None:
-        """Append what a transaction wrote to the journal, note in it where that ends, and commit
+        """Appends a transaction's writes to the journal, notes in it where that ends, and commits
         it.
 
         For `Database`, whose lock is held. Killed in between, the record is overwritten by the
@@ -336,8 +339,8 @@ class EmbeddedEngine:
             self._syncer.committed(position)
 
     def _take_back(self, before: Position) -> None:
-        """A commit was refused whose record is in the journal: a power cut must not bring it back.
-        Waits for the disk, which says so rarely."""
+        """Takes back the record of a refused commit from the journal: a power cut must not bring it
+        back. Waits for the disk; such refusals are rare."""
         try:
             raw = self.environment.begin(write=True)  # nobody appends meanwhile
             try:
@@ -352,8 +355,9 @@ class EmbeddedEngine:
                 )
 
     def _keep_reserve(self, position: Position, handle: Any, writes: Writes) -> None:
-        """Fill up what is kept for times without space; where it cannot be, raises NoSpace for what
-        may not use it. A mirror holds what its cluster has committed: that is not to be refused."""
+        """Fills up the reserve for times without space; if that is impossible, raises NoSpace for a
+        commit that may not use it. A replica holds what its cluster has committed, which must not
+        be refused."""
         with contextlib.suppress(OSError):
             self._reserve.fill(position, is_mirror=bool(self.node))
         if self._reserve.left < 1 and not self.node:

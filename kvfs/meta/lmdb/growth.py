@@ -1,4 +1,4 @@
-"""The growth of the metadata by a commit, and whether the commit may be made where space or memory
+"""The growth of the metadata by a commit, and whether the commit may be made when space or memory
 has run out. Pure."""
 
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ from kvfs.meta import keys
 
 
 class Growth(NamedTuple):
-    """The additions of commits; negative where they take away."""
+    """The additions of commits; negative if they remove."""
 
     names: int
     """Names in directories."""
@@ -17,7 +17,7 @@ class Growth(NamedTuple):
 
     @property
     def takes_away(self) -> bool:
-        """Whether it is a removal: it is let pass wherever that can be."""
+        """Whether it is a removal, which is let pass wherever possible."""
         return self.names < 0 or self.size_bytes < 0
 
     def with_(self, other: "Growth") -> "Growth":
@@ -30,8 +30,8 @@ NONE = Growth(0, 0)
 def growth_of(
     writes: Iterable[tuple[bytes, bytes | None]], before: Callable[[bytes], bytes | None]
 ) -> Growth:
-    """`writes`: keys, each once, and what they have then (None: nothing). `before`: what a key
-    had."""
+    """Returns the growth. `writes`: keys, each once, with their new values (None: removed).
+    `before`: a key's old value."""
     names = size_bytes = 0
     for key, value in writes:
         old = before(key)

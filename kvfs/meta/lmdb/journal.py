@@ -1,15 +1,14 @@
-"""The redo journal of the embedded engine: what each commit wrote, appended before it commits.
+"""The redo journal of the embedded engine: the writes of each commit, appended before it commits.
 
-LMDB commits without syncing, so after a power cut `data.mdb` may be torn. The journal is what is
-synced instead: some 600 bytes a commit in one sequential file, where syncing LMDB's own pages costs
-40 KB.
+LMDB commits without syncing, so after a power cut `data.mdb` may be torn. The journal is synced
+instead: some 600 bytes a commit in one sequential file, where syncing LMDB's own pages costs 40 KB.
 
 `journal.<generation>` starts with a header, and a mark of how far a sync has acknowledged it (it
-reaches the disk with the next one); records follow. Each record's digest covers the digest
-before it, so reading stops at the first record that is torn, missing or left over from an append
-that did not commit. Where the journal ends is kept in the engine itself (`POSITION_KEY`) and moves
-with each commit: what a killed process appended and did not commit is overwritten by the next
-writer, of whatever process.
+reaches the disk with the next one); records follow. Each record's digest covers the digest before
+it, so reading stops at the first record that is torn, missing or left over from an append that did
+not commit. The journal's end is kept in the engine itself (`POSITION_KEY`) and moves with each
+commit: a record that a killed process appended and did not commit is overwritten by the next
+writer, of any process.
 
 A record holds absolute values, so replaying it onto a state that has it already changes nothing.
 """
@@ -32,10 +31,10 @@ from kvfs.meta.lmdb.magic import refuse_later
 POSITION_KEY: Final = b"\xffjournal"
 """A key in the unnamed database, beyond every key of the metadata."""
 GENERATION_KEY: Final = b"\xffgeneration"
-"""Likewise: the number that the last commit to the metadata has in the journal, which does not
-write it down: whoever rebuilds the engine sets it again."""
+"""A key like it: the number that the last commit to the metadata has in the journal, which does not
+record it: a rebuild of the engine sets it again."""
 MIRROR_KEY: Final = b"\xffmirror"
-"""Likewise: of a mirror of a cluster's metadata, what it mirrors (`replica.replica_mark`)."""
+"""A key like it: what a replica of a cluster's metadata replicates (`replica.replica_mark`)."""
 _MAGIC: Final = b"KVFSJRN2"
 _FORMER_MAGIC: Final = b"KVFSJRN1"
 """The beginning of a journal without a mark, whose records follow its header."""
@@ -44,7 +43,8 @@ _HEADER: Final = struct.Struct("<8sQQ8s")
 _MARK: Final = struct.Struct("<QQ8s")
 """Sequence number of the last record that was on disk, zero, digest of both."""
 _MARK_END: Final = _HEADER.size + _MARK.size
-"""All of it in the first sector of the disk, which is written whole or not at all."""
+"""The end of the mark; all of it lies in the first sector of the disk, which is written whole or
+not at all."""
 _RECORD: Final = struct.Struct("<I8s")
 """Length and digest of the payload that follows: msgpack of a `Record`."""
 POSITION: Final = struct.Struct("<QQQ8s")
@@ -80,7 +80,7 @@ class Position(NamedTuple):
 
 FIRST: Final = Position(0, 0, 0, _NO_DIGEST)
 _made: Final = tuple.__new__
-"""As a named tuple makes itself, without a call of Python for each commit."""
+"""Makes a named tuple without a call of Python for each commit."""
 _blake2b: Final = hashlib.blake2b
 _encode: Final = msgspec.msgpack.Encoder().encode
 decode_record: Final = msgspec.msgpack.Decoder(Record).decode
@@ -92,7 +92,7 @@ def journal_path(directory: Path, generation: int) -> Path:
 
 
 def generations(directory: Path, kind: str) -> list[int]:
-    """The generations of which there is a `base` or `journal`, ascending."""
+    """Returns the generations that have a `base` or `journal`, ascending."""
     suffixes = (path.suffix[1:] for path in directory.glob(f"{kind}.*"))
     return sorted(int(suffix) for suffix in suffixes if suffix.isdecimal())
 
@@ -106,12 +106,13 @@ def pack_position(position: Position) -> bytes:
 
 
 def pack_generation(position: Position) -> bytes:
-    """As of a commit that ends there."""
+    """Returns the generation of a commit that ends there."""
     return position.sequence.to_bytes(8, "little")
 
 
 def prepare_journal(directory: Path, generation: int) -> None:
-    """Make an empty journal; on disk when this returns, but for its name. Raises OSError."""
+    """Makes an empty journal; it is on disk, except for its name, when this returns. Raises
+    OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     fd = os.open(journal_path(directory, generation), flags, 0o600)
     try:
@@ -121,7 +122,7 @@ def prepare_journal(directory: Path, generation: int) -> None:
 
 
 def start_journal(directory: Path, after: Position) -> Position:
-    """Begin the prepared journal of the next generation; returns its position. Raises OSError."""
+    """Begins the prepared journal of the next generation; returns its position. Raises OSError."""
     generation = after.generation + 1
     fd = os.open(journal_path(directory, generation), os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -142,7 +143,7 @@ class JournalWriter:
         self._fd = -1
 
     def append(self, position: Position, database: bytes, writes: Writes) -> Position:
-        """Append one commit; returns the position to record in it. Raises OSError."""
+        """Appends one commit; returns the position to record in it. Raises OSError."""
         if position.generation != self._generation:
             self._open(position.generation)
         sequence = position.sequence + 1
@@ -155,8 +156,8 @@ class JournalWriter:
         return _made(Position, (position.generation, end, sequence, digest))
 
     def take_back(self, before: Position) -> None:
-        """Make the record after this position none, also on the disk. It is overwritten, since its
-        blocks may be all that a full disk has left for the next. Raises OSError."""
+        """Invalidates the record after this position, also on the disk. It is overwritten, since
+        its blocks may be all that a full disk has left for the next. Raises OSError."""
         if before.generation == self._generation:
             os.pwrite(self._fd, bytes(_RECORD.size), before.end)
             os.fdatasync(self._fd)
@@ -175,7 +176,7 @@ class JournalWriter:
 
 
 def sync_journals(directory: Path, generation: int) -> None:
-    """Make every journal up to this generation survive power loss, as far as it goes now.
+    """Makes every journal up to this generation survive power loss, as far as it goes now.
 
     The older ones are needed for as long as they are there. Raises OSError, FileNotFoundError among
     them when the newest has meanwhile been replaced by a base.
@@ -196,15 +197,15 @@ def sync_journals(directory: Path, generation: int) -> None:
 
 
 def mark_synced(fd: int, sequence: int) -> None:
-    """Note in a journal that its commits up to this one are on disk. Raises OSError."""
+    """Notes in a journal that its commits up to this one are on disk. Raises OSError."""
     if os.pread(fd, len(_MAGIC), 0) == _MAGIC and sequence > read_mark(fd):
         packed = struct.pack("<QQ", sequence, 0)
         os.pwrite(fd, packed + chain_digest(b"", packed), _HEADER.size)
 
 
 def read_mark(fd: int) -> int:
-    """Up to which commit a journal was on disk for certain; 0 where it does not say. Raises
-    OSError."""
+    """Returns the commit up to which a journal was on disk for certain; 0 if it does not say.
+    Raises OSError."""
     head = os.pread(fd, _MARK_END, 0)
     if len(head) < _MARK_END or not head.startswith(_MAGIC):
         return 0
@@ -214,8 +215,8 @@ def read_mark(fd: int) -> int:
 
 
 def read_start(path: Path) -> Position | None:
-    """The position before the first record of a journal; None where its header is not whole. Raises
-    NotSupported where it is of a later version."""
+    """Returns the position before the first record of a journal; None if its header is not whole.
+    Raises NotSupported if it is of a later version."""
     with path.open("rb") as file:
         header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
@@ -229,7 +230,7 @@ def read_start(path: Path) -> Position | None:
 
 
 def read_records(path: Path, start: Position) -> Iterator[tuple[Record, Position]]:
-    """The whole records after `start`, each with the position after it."""
+    """Yields the whole records after `start`, each with the position after it."""
     position = start
     with path.open("rb", buffering=_READ_SIZE) as file:
         file.seek(start.end)
@@ -250,8 +251,8 @@ def read_records(path: Path, start: Position) -> Iterator[tuple[Record, Position
 
 
 def chained_records(directory: Path, start: Position) -> Iterator[tuple[Record, Position]]:
-    """The whole records after `start` in its journal and those after it, each with the position
-    after it."""
+    """Yields the whole records after `start` in its journal and those after it, each with the
+    position after it."""
     reached = start
     for generation in generations(directory, "journal"):
         path = journal_path(directory, generation)
@@ -268,8 +269,8 @@ def chained_records(directory: Path, start: Position) -> Iterator[tuple[Record, 
 
 
 def cut_journal(directory: Path, end: Position) -> bool:
-    """Drop what lies behind the last commit, of a process that was killed or never synced; whether
-    the journal reaches so far. Nobody may be writing. Raises OSError."""
+    """Drops the bytes behind the last commit, of a process that was killed or never synced; returns
+    whether the journal reaches so far. Nobody may be writing. Raises OSError."""
     path = journal_path(directory, end.generation)
     size = path.stat().st_size
     if size > end.end:
@@ -280,7 +281,7 @@ def cut_journal(directory: Path, end: Position) -> bool:
 def replay(
     environment: lmdb.Environment, records: Iterable[tuple[Record, Position]], start: Position
 ) -> Position:
-    """Apply the records after `start`, in transactions of some thousand; returns how far they
+    """Applies the records after `start`, in transactions of some thousand; returns how far they
     go."""
     reached = start
     batches: dict[bytes, dict[bytes, bytes | None]] = {}
@@ -311,8 +312,8 @@ def _apply(environment: lmdb.Environment, batches: dict[bytes, dict[bytes, bytes
 
 
 def parse_record(data: bytes | mmap.mmap, offset: int) -> tuple[int, bytes, bytes] | None:
-    """Length of the payload as its header says, stored digest, payload (shorter where `data` end);
-    None where there is no room for a header."""
+    """Returns the length of the payload by its header, the stored digest, and the payload (shorter
+    if `data` end); None if there is no room for a header."""
     if len(data) < offset + _RECORD.size:
         return None
     length, digest = _RECORD.unpack_from(data, offset)
@@ -321,5 +322,5 @@ def parse_record(data: bytes | mmap.mmap, offset: int) -> tuple[int, bytes, byte
 
 
 def chain_digest(previous: bytes, payload: bytes) -> bytes:
-    """The digest of a record that follows one with the digest `previous`."""
+    """Returns the digest of a record that follows one with the digest `previous`."""
     return _blake2b(previous + payload, digest_size=_DIGEST_SIZE).digest()

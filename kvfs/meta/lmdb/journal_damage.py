@@ -3,14 +3,14 @@ record.
 
 A power cut leaves a torn end, behind which nothing was acknowledged: replay ends there. Damage (a
 bit that flipped, a sector that was lost, a file cut short) looks alike at its first byte. Two
-things tell it: a mark says up to which commit the journals were on disk, and whole records follow.
-Where the sector of the mark was lost itself, the header has gone with it, which no power cut leaves
-of the journal that a base was made with.
+things tell it apart: a mark says up to which commit the journals were on disk, and whole records
+follow. If the sector of the mark was lost itself, the header has gone with it, which no power cut
+does to the journal that a base was made with.
 
-The way past one record is the stored chain: the next record's digest covers this one's. Where a
-digest was damaged the record's own is tried, where a length was damaged the places of the records
-that follow. Nothing else is believed: what merely looks like a record may be what a user put into
-an extended attribute.
+The way past one record is the stored chain: the next record's digest covers this one's. If a digest
+was damaged the record's own is tried, if a length was damaged the places of the records that
+follow. Nothing else is believed: bytes that merely look like a record may be a user's, in an
+extended attribute.
 """
 
 import mmap
@@ -37,15 +37,16 @@ from kvfs.meta.lmdb.journal import (
 )
 
 _PAYLOAD: Final = re.compile(rb"\x93(?:[\x00-\x7f]|\xcc.|\xcd..|\xce.{4}|\xcf.{8})\xc4", re.DOTALL)
-"""How each begins: an array of three, of which the first is a number, the second bytes."""
+"""The beginning of each payload: an array of three, of which the first is a number, the second
+bytes."""
 _HEADER_BYTES: Final = 12
 """Bytes of a record's header."""
 _LOOKED_AT: Final = 16
-"""Records, of those that follow one with a damaged length, that may be the next."""
+"""Records that follow one with a damaged length and may be the next."""
 
 
 class JournalDamage(NamedTuple):
-    """The first record that cannot be read, and what was behind it."""
+    """The first record that cannot be read, and the records behind it."""
 
     path: Path
     offset: int
@@ -55,9 +56,9 @@ class JournalDamage(NamedTuple):
     synced: int
     """The last commit that is known to have been on disk."""
     following: int
-    """How many whole records are behind it."""
+    """The number of whole records behind it."""
     is_certain: bool
-    """Whether what was acknowledged is missing; else a power cut may have left the same."""
+    """Whether acknowledged commits are missing; else a power cut may have left the same."""
 
     def __str__(self) -> str:
         known = f"it was on disk up to commit {self.synced}, and " if self.is_certain else ""
@@ -68,7 +69,7 @@ class JournalDamage(NamedTuple):
 
 
 def find(directory: Path, start: Position, reached: Position, least: int) -> JournalDamage | None:
-    """The damage behind the last record of the chain that begins at `start`; None where that is a
+    """Returns the damage behind the last record of the chain that begins at `start`; None for a
     torn end. `least`: a commit that was on disk, besides those that the marks name. Raises
     OSError."""
     synced = max(start.sequence, least, *_marks(directory))
@@ -88,16 +89,16 @@ def find(directory: Path, start: Position, reached: Position, least: int) -> Jou
 
 
 def _is_beheaded(path: Path) -> bool:
-    """Whether the journal of a base has lost its header, and perhaps the mark behind it. It was on
-    disk before the base had its name."""
+    """Returns whether the journal of a base has lost its header, and perhaps the mark behind it. It
+    was on disk before the base had its name."""
     return path.exists() and read_start(path) is None
 
 
 def records_past_damage(
     directory: Path, start: Position, lost: list[int]
 ) -> Iterator[tuple[Record, Position]]:
-    """As `journal.chained_records`, and on behind each record that is damaged, as far as the stored
-    chain leads; `lost` gets the sequence numbers of those that cannot be read."""
+    """Like `journal.chained_records`, and continues behind each damaged record, as far as the
+    stored chain leads; `lost` gets the sequence numbers of those that cannot be read."""
     reached = start
     while True:
         for record, after in chained_records(directory, reached):
@@ -115,7 +116,8 @@ def records_past_damage(
 
 
 def _step_over(directory: Path, reached: Position) -> tuple[Record | None, Position] | None:
-    """Past one record: what it was, where its payload is whole; None: the chain ends here."""
+    """Steps over one record: returns its content if its payload is whole, and the position; None:
+    the chain ends here."""
     data = _contents(journal_path(directory, reached.generation))
     found = parse_record(data, reached.end)
     if found is None:
@@ -138,7 +140,7 @@ def _step_over(directory: Path, reached: Position) -> tuple[Record | None, Posit
 
 
 def _step_into_next(directory: Path, reached: Position) -> tuple[None, Position] | None:
-    """Into the next journal, whose header is damaged and whose first record is chained."""
+    """Steps into the next journal, whose header is damaged and whose first record is chained."""
     path = journal_path(directory, reached.generation + 1)
     if not path.exists() or read_start(path) is not None:
         return None
@@ -151,7 +153,7 @@ def _step_into_next(directory: Path, reached: Position) -> tuple[None, Position]
 
 
 def _goes_on(directory: Path, data: "_Contents", after: Position) -> bool:
-    """Whether the record there, or the next journal, is chained to the digest."""
+    """Returns whether the record there, or the next journal, is chained to the digest."""
     found = parse_record(data, after.end)
     if found is None:
         path = journal_path(directory, after.generation + 1)
@@ -162,7 +164,7 @@ def _goes_on(directory: Path, data: "_Contents", after: Position) -> bool:
 
 
 def _records_in(data: "_Contents", offset: int, after: int) -> Iterator[tuple[int, Record]]:
-    """Offset and content of what looks like whole records after the commit `after`."""
+    """Yields offset and content of whole records, as they seem, after the commit `after`."""
     at = offset
     while (match := _PAYLOAD.search(data, at + _HEADER_BYTES)) is not None:
         at = match.start() - _HEADER_BYTES
@@ -199,7 +201,7 @@ _Contents = bytes | mmap.mmap
 
 
 def _contents(path: Path) -> _Contents:
-    """The contents of a journal that nobody writes."""
+    """Returns the contents of a journal that nobody writes."""
     if not path.exists() or not path.stat().st_size:
         return b""
     with path.open("rb") as file:

@@ -20,7 +20,7 @@ _DAMAGE: Final = (
 
 
 def translated(error: lmdb.Error | OSError, path: Path) -> KvfsError:
-    """The error to raise for what happened to the metadata in the directory `path`."""
+    """Returns the error to raise for an error of the metadata in the directory `path`."""
     if isinstance(error, OSError):
         return _of_system(error, path)
     return _of_lmdb(error, path)

@@ -26,7 +26,7 @@ _BRANCH: Final = 1
 _LEAF: Final = 2
 _OVERFLOW: Final = 4
 _ELSEWHERE: Final = 1
-"""The value has pages of its own."""
+"""A flag: the value has pages of its own."""
 _SUB_DATABASE: Final = 2
 NO_PAGE: Final = (1 << 64) - 1
 _MAX_KEY: Final = 511
@@ -64,7 +64,7 @@ class Leaf(NamedTuple):
 
 
 def parse(raw: bytes) -> Meta | None:
-    """None where this is not a meta record of the format we know."""
+    """Parses a page; None if it is not a meta record of the known format."""
     if len(raw) != META_SIZE:
         return None
     magic, version, _, _, free, main, last_page, txnid = _META.unpack(raw)
@@ -75,7 +75,7 @@ def parse(raw: bytes) -> Meta | None:
 
 
 def read_metas(fd: int) -> list[Meta]:
-    """The meta records that are valid; a healthy file has two."""
+    """Returns the valid meta records; a healthy file has two."""
     first = parse(os.pread(fd, META_SIZE, _HEADER.size))
     sizes = _PAGE_SIZES if first is None else (first.page_size,)
     others = (parse(os.pread(fd, META_SIZE, size + _HEADER.size)) for size in sizes)
@@ -83,7 +83,7 @@ def read_metas(fd: int) -> list[Meta]:
 
 
 def find_damage(fd: int, meta: Meta, limit_pages: int) -> str | None:
-    """The damage of the snapshot's pages, None when none was found.
+    """Returns the damage of the snapshot's pages, None when none was found.
 
     Looks at the headers of at most `limit_pages` pages, from the roots down, and at the file's
     length. The snapshot must be held by a read transaction, or nobody may be writing.
@@ -105,7 +105,7 @@ def find_damage(fd: int, meta: Meta, limit_pages: int) -> str | None:
 
 
 def read_page(fd: int, meta: Meta, pgno: int) -> TreePage | None:
-    """A page of a tree; None when it is damaged. Raises OSError."""
+    """Returns a page of a tree; None when it is damaged. Raises OSError."""
     if not 1 < pgno <= meta.last_page:
         return None
     raw = os.pread(fd, meta.page_size, pgno * meta.page_size)
@@ -122,13 +122,13 @@ def read_page(fd: int, meta: Meta, pgno: int) -> TreePage | None:
 
 
 def child_of(page: TreePage, offset: int) -> int:
-    """The page that a branch's node leads to."""
+    """Returns the page that a branch's node leads to."""
     low, high, top, _ = _NODE.unpack_from(page.raw, offset)
     return int(low | high << 16 | top << 32)
 
 
 def read_leaf(fd: int, meta: Meta, page: TreePage, offset: int) -> Leaf | None:
-    """The contents of a leaf's node; None when it is damaged. Raises OSError."""
+    """Returns the contents of a leaf's node; None when it is damaged. Raises OSError."""
     low, high, flags, key_size = _NODE.unpack_from(page.raw, offset)
     start, size = offset + _NODE.size + key_size, low | high << 16
     here = _PAGE_NUMBER.size if flags & _ELSEWHERE else size
@@ -147,7 +147,7 @@ def read_leaf(fd: int, meta: Meta, page: TreePage, offset: int) -> Leaf | None:
 
 
 def _read_overflow(fd: int, meta: Meta, pgno: int, size: int) -> bytes | None:
-    """A value that has pages of its own; None when they are damaged."""
+    """Returns a value that has pages of its own; None when they are damaged."""
     if not 1 < pgno <= meta.last_page or size > (meta.last_page - pgno + 1) * meta.page_size:
         return None
     raw = os.pread(fd, _HEADER.size + size, pgno * meta.page_size)
@@ -158,7 +158,7 @@ def _read_overflow(fd: int, meta: Meta, pgno: int, size: int) -> bytes | None:
 
 
 def _read_children(fd: int, meta: Meta, pgno: int) -> list[int] | None:
-    """The pages that a page leads to; None when it is damaged."""
+    """Returns the pages that a page leads to; None when it is damaged."""
     page = read_page(fd, meta, pgno)
     if page is None:
         return None
@@ -168,7 +168,7 @@ def _read_children(fd: int, meta: Meta, pgno: int) -> list[int] | None:
 
 
 def _sub_database(page: bytes, offset: int) -> tuple[int, ...]:
-    """The root of the database that a leaf's node holds, if it holds one."""
+    """Returns the root of the database that a leaf's node holds, if it holds one."""
     _, _, flags, key_size = _NODE.unpack_from(page, offset)
     start = offset + _NODE.size + key_size
     if not flags & _SUB_DATABASE or start + _DB.size > len(page):

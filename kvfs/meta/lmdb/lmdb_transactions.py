@@ -39,7 +39,7 @@ class ReadTransaction:
 
 
 class WriteTransaction:
-    """As `ReadTransaction`, and remembers what it wrote, for the journal."""
+    """Like `ReadTransaction`, and remembers what it wrote, for the journal."""
 
     __slots__ = ("_delete", "_put", "_raw", "get", "node", "writes")
 

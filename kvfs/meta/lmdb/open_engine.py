@@ -1,17 +1,17 @@
-"""Opens the embedded engine's LMDB file: makes it, believes it, or rebuilds it.
+"""Opens the embedded engine's LMDB file: makes it, trusts it, or rebuilds it.
 
-| `state` says | and the file | then |
+| `state` says | and the file | action |
 |---|---|---|
 | nothing, and there is no base | any | never finished, so nothing was acknowledged: made anew |
 | anything, and another process has it open | looks whole | used as it is, as that one does |
 | this boot, or closed cleanly | looks whole, its journal goes on no further | used as it is |
 | this boot, or closed cleanly | is damaged, or older than its journal | rebuilt |
-| another boot, not clean; or torn | any | rebuilt; what was not synced may be lost, never torn |
+| another boot, not clean; or torn | any | rebuilt; unsynced commits may be lost, never torn |
 
-A boot is one of the machine and of the filesystem (`boot.boot_of`): pages that were not synced may
-be torn anywhere, though the newest commit looks whole, so only the kernel that has had them in its
-cache all the time makes them believed. The journal decides all the same: where it holds more than
-the one commit that a kill may have cut off, `data.mdb` is not what its last writer left.
+A boot is one of the machine and of the filesystem (`boot.boot_of`): unsynced pages may be torn
+anywhere, though the newest commit looks whole, so only the kernel that has had them in its cache
+all the time makes them trustworthy. The journal decides all the same: if it holds more than the one
+commit that a kill may have cut off, `data.mdb` is not what its last writer left.
 """
 
 import itertools
@@ -36,11 +36,11 @@ _MAX_DATABASES: Final = 8
 _LOCK_BYTES: Final = 40_960
 """More than LMDB needs for _MAX_READERS (64 bytes each, and a header); it takes what it finds."""
 _CUT_OFF_COMMITS: Final = 1
-"""Commits that a kill may leave in the journal alone: the next commit, of whichever process, is
-written over it."""
+"""Commits that a kill may leave in the journal alone: the next commit, of any process, is written
+over it."""
 _CHECKED_PAGES: Final = 4_096
-"""Looked at when it is opened: all of a file up to 16 MiB, the upper levels of a larger one; 10 us
-a page, most of it for the read."""
+"""Pages checked when it is opened: all of a file up to 16 MiB, the upper levels of a larger one; 10
+us a page, most of it for the read."""
 
 
 class OpenedEngine(NamedTuple):
@@ -49,9 +49,9 @@ class OpenedEngine(NamedTuple):
     environment: lmdb.Environment
     state: StateFile
     rebuilt: str | None
-    """Why it had to be rebuilt, if it had to."""
+    """The reason why it had to be rebuilt, if it had to."""
     damage: dict[str, str]
-    """The damage then, and what became of it, by its kind in `fsck`'s words."""
+    """The damage then, and its treatment, by its kind in `fsck`'s words."""
 
 
 class EngineOpener:
@@ -69,7 +69,7 @@ class EngineOpener:
         """The running boot, as the filesystem sees it; known once it is open."""
 
     def open_to_write(self) -> OpenedEngine:
-        """Open it whatever state it is in; waits while another process opens or closes it."""
+        """Opens it in whatever state it is; waits while another process opens or closes it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._find_boot()
         state = StateFile(self.path)
@@ -84,7 +84,7 @@ class EngineOpener:
         return OpenedEngine(environment, state, rebuilt, self._damage)
 
     def open_to_read(self) -> lmdb.Environment:
-        """Open it if it can be believed as it is."""
+        """Opens it if it can be trusted as it is."""
         state = read_state(self.path / "state")
         if state is None or not (self.path / "data.mdb").exists():
             raise Unavailable(
@@ -122,7 +122,8 @@ class EngineOpener:
         return environment, why
 
     def _open_shared(self) -> lmdb.Environment:
-        """As another process has it: what that one believed is in the kernel's cache since."""
+        """Opens it as another process has it: the data that one trusted have been in the kernel's
+        cache since."""
         try:
             return self._open_checked()
         except Corrupt as error:
@@ -131,7 +132,8 @@ class EngineOpener:
             ) from None
 
     def _open_alone(self) -> lmdb.Environment:
-        """Raises Corrupt for damage that shows, and where the journal goes on behind it."""
+        """Opens it as the only process. Raises Corrupt for visible damage, and if the journal goes
+        on behind it."""
         environment = self._open_checked()
         position = read_position(environment)
         records = chained_records(self.path, position)
@@ -158,7 +160,7 @@ class EngineOpener:
         return environment
 
     def _open_checked(self) -> lmdb.Environment:
-        """Raises Corrupt for damage that shows."""
+        """Raises Corrupt for visible damage."""
         data = self.path / "data.mdb"
         if not data.exists():
             raise Corrupt(f"{data} is missing")
@@ -202,8 +204,8 @@ class EngineOpener:
 
 
 def _reserve_lock_file(file: Path) -> None:
-    """Have the blocks of a new lock file allocated before LMDB maps it: on a full disk a page of a
-    sparse one is a SIGBUS, not an error. OSError with ENOSPC instead."""
+    """Allocates the blocks of a new lock file before LMDB maps it: on a full disk a page of a
+    sparse one is a SIGBUS, not an error. Raises OSError with ENOSPC instead."""
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_size == 0:
@@ -218,7 +220,7 @@ def _reserve_lock_file(file: Path) -> None:
 def look_for_damage(
     environment: lmdb.Environment, directory: Path, limit_pages: int | None = None
 ) -> str | None:
-    """Look at pages of the newest snapshot (None: all); what is wrong, or None."""
+    """Checks pages of the newest snapshot (None: all); returns the damage, or None."""
     fd = os.open(directory / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
         with environment.begin() as held:

@@ -1,12 +1,12 @@
-"""The engine's file made anew from a base and the journals since, where it is not to be believed.
+"""Rebuilds the engine's file from a base and the journals since, if it cannot be trusted.
 
-| `checkpoint_seal` says of the newest base | then |
+| `checkpoint_seal` says of the newest base | action |
 |---|---|
 | it is as it was taken; or an earlier version took it, without a seal | it is built on |
 | damaged, but a cut left the base before it, and all journals since | that is built on |
-| damaged | refused; `past_damage` takes what can be read, and a mirror is read anew |
+| damaged | refused; `past_damage` takes what can be read, and a replica is read anew |
 
-What is wrong with journals: `journal_damage`. What was damaged is kept, as `base.<g>.damaged` and
+`journal_damage` tells the damage of journals. Damaged files are kept, as `base.<g>.damaged` and
 `journal.<g>.damaged`.
 
 Invariants
@@ -68,12 +68,12 @@ def rebuild(
     *,
     past_damage: bool = False,
 ) -> Rebuilt:
-    """Make `data.mdb` anew from the newest base and the journals. Nobody may have it open.
+    """Rebuilds `data.mdb` from the newest base and the journals. Nobody may have it open.
 
-    `past_damage`: go on behind what cannot be read, for an administrator who says so. A crash
-    halfway leaves everything for the next attempt. On a full disk it takes the room of the file
-    that it replaces, which nobody believes. Raises Corrupt (the journals lack what was on disk),
-    OSError, lmdb.Error.
+    `past_damage`: continues behind unreadable records, for an administrator who says so. A crash
+    halfway leaves everything for the next attempt. On a full disk it takes the space of the file
+    that it replaces, which nobody trusts. Raises Corrupt (the journals lack commits that were on
+    disk), OSError, lmdb.Error.
     """
     try:
         return _rebuild(directory, open_environment, past_damage)
@@ -138,7 +138,7 @@ class _Ground(NamedTuple):
 
 
 def _choose_ground(directory: Path, past_damage: bool) -> _Ground:
-    """Raises Corrupt where there is no whole one, and nobody said to go past that."""
+    """Chooses the base. Raises Corrupt if there is no whole one, and damage may not be passed."""
     *older, newest = generations(directory, "base")
     path = base_path(directory, newest)
     wrong = checkpoint_seal.find_damage(path)
@@ -169,8 +169,8 @@ def _lay(
     open_environment: Callable[[Path], lmdb.Environment],
     damage: dict[str, str],
 ) -> tuple[Position, lmdb.Environment]:
-    """Make what the journals are replayed onto, and from which position; `damage` gets what is
-    wrong with the newest base. Raises Corrupt, OSError, lmdb.Error."""
+    """Makes the file onto which the journals are replayed, and returns the position to replay from;
+    `damage` gets the damage of the newest base. Raises Corrupt, OSError, lmdb.Error."""
     path, data = base_path(directory, ground.generation), work / "data.mdb"
     if ground.is_whole:
         shutil.copyfile(path, data)
@@ -192,8 +192,8 @@ def _lay(
 
 
 def _start_of(ground: _Ground, environment: lmdb.Environment, directory: Path) -> Position:
-    """The position from which the journals are replayed: for a damaged base, the start of its own
-    journal, which gives it some of what cannot be read. Raises Corrupt."""
+    """Returns the position from which the journals are replayed: for a damaged base, the start of
+    its own journal, which restores some of the unreadable data. Raises Corrupt."""
     begin = read_start(journal_path(directory, ground.generation))
     start = read_position(environment) if ground.is_whole or begin is None else begin
     if start.generation != ground.generation:
@@ -205,7 +205,7 @@ def _start_of(ground: _Ground, environment: lmdb.Environment, directory: Path) -
 
 
 def _keep_base(path: Path) -> Path:
-    """Give a damaged base a second name, since the next rotation takes its first."""
+    """Gives a damaged base a second name, since the next rotation takes its first."""
     kept = path.with_name(f"{path.name}.{_DAMAGED}")
     with contextlib.suppress(FileExistsError):
         kept.hardlink_to(path)
@@ -214,8 +214,8 @@ def _keep_base(path: Path) -> Path:
 
 
 def damaged_metadata(directory: Path) -> list[str]:
-    """The paths of the bases and journals that were damaged and are kept, until an administrator
-    removes them."""
+    """Returns the paths of the bases and journals that were damaged and are kept, until an
+    administrator removes them."""
     return sorted(map(os.fspath, directory.glob(f"*.*.{_DAMAGED}")))
 
 
@@ -235,8 +235,8 @@ def _go_on(
     found: journal_damage.JournalDamage,
     past_damage: bool,
 ) -> tuple[Position, str]:
-    """Keep the damaged journals, and replay what is behind the damage where that was asked for; how
-    far it goes, and what is lost. A mirror has what follows from its engine."""
+    """Keeps the damaged journals, and replays the records behind the damage if that was asked for;
+    returns how far it goes, and the losses. A replica gets the rest from its engine."""
     kept = _keep(directory, reached.generation)
     lost: list[int] = []
     behind = 0
@@ -251,7 +251,7 @@ def _go_on(
 
 
 def _keep(directory: Path, first: int) -> str:
-    """Copy the journals from generation `first` on; the path of the first copy."""
+    """Copies the journals from generation `first` on, and returns the path of the first copy."""
     for generation in generations(directory, "journal"):
         if generation >= first:
             path = journal_path(directory, generation)
@@ -268,7 +268,7 @@ def _is_mirror(environment: lmdb.Environment) -> bool:
 
 
 def _drop_tail(directory: Path, reached: Position) -> None:
-    """Drops the records behind the last commit, in whichever journal."""
+    """Drops the records behind the last commit, in every journal."""
     if journal_path(directory, reached.generation).exists():
         cut_journal(directory, reached)
     for generation in generations(directory, "journal"):

@@ -1,19 +1,19 @@
 """Space that only the metadata use, so that a disk which others filled can be emptied.
 
-Two things are kept ahead of their use: blocks behind the ends of `data.mdb` and of the journal
-(fallocate, which leaves the files' sizes alone), and the file `reserve`, which is given up where
-even that does not do, or a start needs space for small files. Both are filled again as soon as
+Two reserves are kept ahead of their use: blocks behind the ends of `data.mdb` and of the journal
+(fallocate, which leaves the files' sizes alone), and the file `reserve`, which is given up when
+even that does not suffice, or a start needs space for small files. Both are filled again as soon as
 there is space.
 
-While the disk is full, commits live on the blocks that are left, each for as long as its kind may:
+While the disk is full, commits live on the remaining blocks, each for as long as its kind may:
 
 | a commit that | goes on while there is left of the blocks |
 |---|---|
 | adds (a name, an attribute) | three quarters |
-| changes what is there (a close, a seal) | half |
-| takes away (an unlink, an eviction) | anything |
+| changes (a close, a seal) | half |
+| removes (an unlink, an eviction) | anything |
 
-What takes away gives blocks of data files back as well, of which the next commit fills these up.
+A removal gives blocks of data files back as well, from which the next commit fills these up.
 """
 
 import contextlib
@@ -32,16 +32,15 @@ from kvfs.meta.lmdb.journal import Position, Writes, journal_path
 _MOST: Final = 16 << 20
 _LEAST: Final = 4 << 20
 _SHARE: Final = 64
-"""The share of the disk's size, one part in so many; of a small one, one in _SMALL_SHARE at
-most."""
+"""The share of the disk's size, one part in so many; on a small one at most one in _SMALL_SHARE."""
 _SMALL_SHARE: Final = 16
 _MIRROR_MOST: Final = 64 << 20
-"""Some 100,000 files of other nodes."""
+"""Limit for a replica: some 100,000 files of other nodes."""
 _SLICE_BYTES: Final = 512 << 10
 """Bytes of the file given up at a time: a start's small files need less (the largest is
 `run/known`), though XFS makes none where less than some 50 blocks are free."""
 _ADDED_BYTES: Final = 128
-"""A commit that makes the metadata longer by more than that adds something."""
+"""A commit that makes the metadata longer by more than that counts as adding."""
 _KEEP_SIZE: Final = 1
 _NAME: Final = "reserve"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -52,8 +51,8 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 def is_full(error: BaseException, directory: Path) -> bool:
-    """Whether it says that there is no space on the disk. LMDB calls a write of which a part found
-    none an I/O error: that it was one of space shows in what is left."""
+    """Returns whether the error means that the disk has no space. LMDB calls a partly failed write
+    an I/O error: the space left shows what it was."""
     if isinstance(error, OSError):
         return error.errno in _FULL
     what = str(error)
@@ -71,16 +70,17 @@ def _has_no_space(directory: Path) -> bool:
 
 
 def permitted(growth: Growth, left: float) -> bool:
-    """Whether such a commit may use what is left (a share of the whole) of blocks that cannot be
-    filled up now."""
+    """Returns whether such a commit may use the remaining share of blocks that cannot be filled up
+    now."""
     if growth.takes_away:
         return True
     return left > (0.75 if growth.names or growth.size_bytes > _ADDED_BYTES else 0.5)
 
 
 def wanted_bytes(disk_bytes: int, *, is_mirror: bool = False) -> int:
-    """Bytes kept on a disk of that size: three eighths of them for `data.mdb`, one for the journal,
-    half as a file. A mirror has to take what others commit, however full this disk is."""
+    """Returns bytes kept on a disk of that size: three eighths of them for `data.mdb`, one for the
+    journal, half as a file. A replica has to take the commits of others, however full this disk
+    is."""
     if is_mirror:
         return min(_MIRROR_MOST, disk_bytes // _SMALL_SHARE)
     return min(_MOST, max(disk_bytes // _SHARE, min(_LEAST, disk_bytes // _SMALL_SHARE)))
@@ -98,11 +98,11 @@ class Reserve:
         self._journal = -1
         self._data = -1
         self.generation = -1
-        """The generation of the journal that was looked at last."""
+        """The generation of the journal that was checked last."""
         self.until = 0
-        """It need not be looked at again before the journal is so long."""
+        """The length of the journal before which it need not be checked again."""
         self.left = 1.0
-        """The part that is left, as a share of the whole, where it cannot be filled up: else 1."""
+        """The remaining share of the whole, if it cannot be filled up; else 1."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -119,8 +119,8 @@ class Reserve:
         self._is_mirror = is_mirror
 
     def fill(self, position: Position, *, is_mirror: bool) -> None:
-        """Keep as much ahead of the ends of both files as is to be there. Raises OSError, other
-        than for a lack of space."""
+        """Keeps the wanted blocks ahead of the ends of both files. Raises OSError, except for a
+        lack of space."""
         if is_mirror is not self._is_mirror:
             self._measure(is_mirror)
         self._open(position.generation)
@@ -134,8 +134,8 @@ class Reserve:
             fill_file(self._directory, self._file_bytes)
 
     def admit(self, before: "lmdb.Transaction[bytes]", writes: Writes) -> None:
-        """Raises NoSpace where what is left is not for a commit of this kind. `before`: as it was
-        without these writes."""
+        """Raises NoSpace if the remaining blocks are not for a commit of this kind. `before`: the
+        state without these writes."""
         if self.left == 1:
             return
         pairs = iter(writes)
@@ -147,7 +147,7 @@ class Reserve:
             )
 
     def _ahead(self, fd: int, end: int, wanted: int) -> float:
-        """Have blocks allocated behind the end of a file; which share of them there is."""
+        """Allocates blocks behind the end of a file; returns which share of them there is."""
         if _fallocate(fd, _KEEP_SIZE, end, wanted + self._step) == 0:
             return 1.0
         code = ctypes.get_errno()
@@ -168,7 +168,7 @@ class Reserve:
 
 
 def fill_file(directory: Path, size: int) -> None:
-    """Have the file that can be given up, where the disk has much more space than that."""
+    """Makes the file that can be given up, if the disk has much more space than that."""
     path = directory / _NAME
     with contextlib.suppress(OSError):
         if path.exists() and path.stat().st_size >= size:
@@ -184,7 +184,7 @@ def fill_file(directory: Path, size: int) -> None:
 
 
 def give_up(directory: Path) -> bool:
-    """Let some of the file's space be used; whether there was any."""
+    """Frees some of the file's space; returns whether there was any."""
     path = directory / _NAME
     try:
         size = path.stat().st_size
@@ -195,7 +195,6 @@ def give_up(directory: Path) -> bool:
 
 
 def give_up_where_full(directory: Path) -> None:
-    """Before what needs space for small files: let some of the file's be used where there is no
-    other."""
+    """Frees some of the file's space, if there is no other, before small files are made."""
     if _has_no_space(directory):
         give_up(directory)

@@ -1,9 +1,9 @@
 """Salvage: reads what it can of an LMDB file in which bits have flipped, for an administrator's
 repair.
 
-LMDB believes its pages, and would follow a damaged one out of its mapping. So they are read here,
-each checked against its length; a page that is not what its parent says is left out, with all that
-hangs on it. What flipped inside of a value nobody can tell.
+LMDB trusts its pages, and would follow a damaged one out of its mapping. So they are read here,
+each checked against its length; a page that contradicts its parent is left out, with everything
+below it. A bit that flipped inside of a value cannot be noticed.
 """
 
 import os
@@ -28,8 +28,8 @@ _BATCH: Final = 4_096
 
 
 def salvage(path: Path, environment: lmdb.Environment) -> int:
-    """Put what can be read of all databases of a file into a new environment; how many pages and
-    pairs cannot be read. Raises OSError, lmdb.Error."""
+    """Puts the readable part of all databases of a file into a new environment; returns how many
+    pages and pairs cannot be read. Raises OSError, lmdb.Error."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         metas = read_metas(fd)
@@ -55,7 +55,7 @@ class _Snapshot:
         self._seen: set[int] = set()
 
     def leaves(self, root: int) -> Iterator[Leaf]:
-        """The leaves in the order of their keys."""
+        """Yields the leaves in the order of their keys."""
         waiting = [root] if root != NO_PAGE else []
         while waiting:
             page = self._page(waiting.pop())
@@ -88,7 +88,7 @@ class _Snapshot:
 
 
 def _copy(leaves: Iterator[Leaf], environment: lmdb.Environment, name: bytes | None) -> list[Leaf]:
-    """Put pairs into the database of that name; gives the databases that are among them."""
+    """Puts pairs into the database of that name; returns the databases that are among them."""
     handle: Any = environment.open_db(name)
     databases: list[Leaf] = []
     batch: list[Leaf] = []

@@ -1,7 +1,7 @@
 """Syncs the journal of one process's commits in the background, and rotates it when it is long.
 
-Every commit is on disk `PERIOD_S` after it was made, plus the time that the disk takes: what a
-power cut may lose is bounded though nobody asked for a sync.
+Every commit is on disk `PERIOD_S` after it was made, plus the time that the disk takes: the
+possible loss by a power cut is bounded even if nobody asks for a sync.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ _log = logging.getLogger(__name__)
 
 
 class Syncer:
-    """One for each writing engine. `limit_bytes`: a journal longer than this, and than half of its
-    base, is replaced by a new base."""
+    """Syncs the journal of one writing engine. `limit_bytes`: a journal longer than this, and than
+    half of its base, is replaced by a new base."""
 
     def __init__(
         self, environment: lmdb.Environment, directory: Path, state: StateFile, limit_bytes: int
     ) -> None:
         self.failure: str | None = None
-        """Why nothing more is promised to survive a power cut: the disk refused a sync. Else
-        None."""
+        """The reason why nothing more is promised to survive a power cut: the disk refused a sync.
+        Else None."""
         self._environment = environment
         self._directory = directory
         self._state = state
@@ -50,13 +50,13 @@ class Syncer:
         self._soon = threading.Event()
         self._thread: threading.Thread | None = None
         self._journals: dict[int, int] = {}
-        """Descriptors of the journals, by generation. They are kept, since of a write that was lost
-        the kernel tells each descriptor that was open by then, and no later one."""
+        """Descriptors of the journals, by generation. They are kept, since the kernel tells each
+        descriptor that was open by then of a lost write, and no later one."""
         self._set_limit()
         self._open_journals()
 
     def committed(self, position: Position) -> None:
-        """A commit was made. Callers take turns."""
+        """Notes a commit. Callers take turns."""
         if not self._pending:
             self._pending = True
             self._begin_period()
@@ -65,10 +65,10 @@ class Syncer:
             self._soon.set()
 
     def sync(self) -> None:
-        """Everything committed before the call is on disk when this returns; concurrent callers
-        share a sync.
+        """Returns when everything committed before the call is on disk; concurrent callers share a
+        sync.
 
-        Raises Unavailable where the disk refused, now or before.
+        Raises Unavailable if the disk refused, now or before.
         """
         wanted = read_position(self._environment).sequence
         with self._syncing:
@@ -78,7 +78,7 @@ class Syncer:
                 self._synced = self._sync_journal()
 
     def rotate(self) -> None:
-        """Replace the journal by a new base; waits while somebody else is at it.
+        """Replaces the journal by a new base; waits while another process does it.
 
         Raises OSError, lmdb.Error.
         """
@@ -87,7 +87,7 @@ class Syncer:
         self._set_limit()
 
     def stop(self) -> None:
-        """End the thread; idempotent. What it had not synced is the caller's."""
+        """Ends the thread; idempotent. The caller must sync what it had not."""
         self._closing = True
         self._wake.set()
         self._soon.set()
@@ -95,7 +95,7 @@ class Syncer:
             self._thread.join()
 
     def close(self) -> None:
-        """Release the journals, after `stop` and the last `sync`; idempotent."""
+        """Releases the journals, after `stop` and the last `sync`; idempotent."""
         while self._journals:
             os.close(self._journals.popitem()[1])
 
@@ -131,16 +131,16 @@ class Syncer:
         )
 
     def _open_journals(self) -> None:
-        """Have a descriptor of each journal that there is. Raises OSError."""
+        """Opens each existing journal. Raises OSError."""
         for generation in generations(self._directory, "journal"):
             if generation not in self._journals:
                 path = journal_path(self._directory, generation)
                 self._journals[generation] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def _sync_all(self, position: Position) -> None:
-        """Have the journals up to this generation on disk: the older ones are needed for as long as
-        they are there. Raises Unavailable, from then on always: the kernel reports a lost write
-        once and calls the page clean then."""
+        """Syncs the journals up to this generation: the older ones are needed for as long as they
+        exist. Raises Unavailable, from then on always: the kernel reports a lost write once and
+        calls the page clean then."""
         marked = self._marked
         for generation, fd in list(self._journals.items()):
             if generation > position.generation:
@@ -159,7 +159,7 @@ class Syncer:
                 self._marked = position.sequence
 
     def _sync_mark(self, *, is_idle: bool) -> None:
-        """The mark goes to the disk with the next sync; where none comes within a period, by one of
+        """Has the mark reach the disk with the next sync; if none comes within a period, by one of
         its own."""
         with self._syncing:
             if self._mark_on_disk == self._marked or self.failure is not None:

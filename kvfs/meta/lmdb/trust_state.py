@@ -24,16 +24,16 @@ _DIGEST_SIZE: Final = 16
 
 
 class TrustState(NamedTuple):
-    """How the file was left."""
+    """The state in which the file was left."""
 
     boot: int
     clean: bool
-    """Synced and closed by its last writer."""
+    """Whether its last writer synced and closed it."""
 
 
 def read_state(path: Path) -> TrustState | None:
-    """None where there is none, or it was torn by a power cut. Raises NotSupported where a later
-    version of KVFS wrote it, OSError."""
+    """Returns the state; None if there is none, or it was torn by a power cut. Raises NotSupported
+    if a later version of KVFS wrote it, OSError."""
     try:
         stored = path.read_bytes()
     except FileNotFoundError:
@@ -61,7 +61,8 @@ class StateFile:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone among processes: waits while another opens, closes, rotates or rebuilds."""
+        """Locks the state alone among processes: waits while another opens, closes, rotates or
+        rebuilds."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             yield
@@ -70,7 +71,7 @@ class StateFile:
 
     @contextlib.contextmanager
     def try_locked(self) -> Iterator[bool]:
-        """As `locked`, without waiting: False when another has it."""
+        """Like `locked`, without waiting: False when another has it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -82,7 +83,8 @@ class StateFile:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def try_alone(self) -> bool:
-        """Whether no other writer has the file open; then none can until the state is unlocked."""
+        """Returns whether no other writer has the file open; then none can until the state is
+        unlocked."""
         try:
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -90,14 +92,14 @@ class StateFile:
         return True
 
     def share(self) -> None:
-        """Count as a writer from now on. The state must be locked."""
+        """Counts as a writer from now on. The state must be locked."""
         fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def read(self) -> TrustState | None:
         return read_state(self.path)
 
     def write(self, state: TrustState) -> None:
-        """Writes the state; on disk when this returns."""
+        """Writes the state; it is on disk when this returns."""
         packed = _STATE.pack(_MAGIC, state.boot, state.clean)
         os.pwrite(self._fd, packed + _digest(packed), 0)
         os.fsync(self._fd)

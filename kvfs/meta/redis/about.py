@@ -1,4 +1,4 @@
-"""A server's report of itself (INFO): whether it will do, and what it can promise. No I/O."""
+"""A server's report of itself (INFO): whether it is suitable, and what it can promise. No I/O."""
 
 import re
 from typing import Final, NamedTuple
@@ -15,20 +15,20 @@ class Sync(NamedTuple):
     """The command that makes a server keep its data, and its promise."""
 
     command: tuple[Item, ...]
-    """Empty: nothing."""
+    """The command; empty: none."""
     promise: str
-    """The guarantee once the command was answered, or at any time where there is none."""
+    """The guarantee once the command was answered, or at any time if there is none."""
 
 
 def read_info(text: bytes) -> dict[str, str]:
-    """The fields of INFO's answer."""
+    """Returns the fields of INFO's answer."""
     lines = text.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def check_server(about: dict[str, str], location: EngineLocation) -> None:
-    """Whether a server that says this `about` itself (INFO) will do. Raises NotSupported,
-    Invalid."""
+    """Checks that a server with this report, `about` itself (INFO), is suitable. Raises
+    NotSupported, Invalid."""
     named = location.shown
     version = about.get("redis_version", "0")
     if _version(version) < _OLDEST:
@@ -47,8 +47,9 @@ def check_server(about: dict[str, str], location: EngineLocation) -> None:
 
 
 def seems_emptied(commands: dict[str, str], keys: int) -> bool:
-    """Whether a server that counted these commands (INFO commandstats), and has so many keys, had
-    others: it was told to drop them, or it has none and was once told to append to a log."""
+    """Returns whether a server that counted these commands (INFO commandstats), and has so many
+    keys, had others: it was told to drop them, or it has none and was once told to append to a
+    log."""
 
     def called(name: str) -> bool:
         found = re.match(r"calls=(\d+)", commands.get(f"cmdstat_{name}", ""))
@@ -58,7 +59,7 @@ def seems_emptied(commands: dict[str, str], keys: int) -> bool:
 
 
 def sync_means(about: dict[str, str], appendfsync: str, timeout_ms: int) -> Sync:
-    """The command for a server that says this `about` itself (INFO)."""
+    """Returns the command for a server with this report `about` itself (INFO)."""
     version = about.get("valkey_version") or about.get("redis_version", "0")
     aof = about.get("aof_enabled") == "1"
     if aof and appendfsync == "always":

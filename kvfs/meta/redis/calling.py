@@ -67,14 +67,14 @@ class RetryingClient:
         return await self._patiently(lambda line: line.script(script, *arguments), end)
 
     async def examine(self, cluster: str | None) -> str:
-        """Whether the server will do; returns whose the metadata are, `cluster` or a new id where
-        there are none yet. Raises Unavailable, NotSupported, Conflict, Invalid."""
+        """Returns whether the server will do; returns whose the metadata are, `cluster` or a new id
+        where there are none yet. Raises Unavailable, NotSupported, Conflict, Invalid."""
         check_server(read_info(await self.call(b"INFO")), self.location)
         found = await self.script(scripts.IDENTIFY, *identity.arguments(cluster))
         return identity.checked(found, cluster, self.location.shown)
 
     async def keep(self) -> str:
-        """Ask the server to keep what was committed; returns what it promises. Raises
+        """Asks the server to keep what was committed; returns what it promises. Raises
         Unavailable."""
         about = read_info(await self.call(b"INFO"))
         means = sync_means(about, await self._appendfsync(), round(self.deadline_s * 1000 / 4))
@@ -91,7 +91,7 @@ class RetryingClient:
         return means.promise
 
     def stop(self) -> None:
-        """Close, and end the request under way: it and later ones raise Unavailable."""
+        """Closes, and end the request under way: it and later ones raise Unavailable."""
         self._is_stopped = True
         self._attempt.cancel()
         self.close()
@@ -105,7 +105,7 @@ class RetryingClient:
     async def _patiently(
         self, send: Callable[[RespConnection], Awaitable[Any]], end: float | None = None
     ) -> Any:
-        """Send until it is answered."""
+        """Sends until it is answered."""
         end = self.end() if end is None else end
         pause_s, most_s = _PAUSE_S
         reason: Exception = TimeoutError("no answer")
@@ -137,7 +137,7 @@ class RetryingClient:
     async def _send_aside(
         self, send: Callable[[RespConnection], Awaitable[Any]], address: ServerAddress
     ) -> Any:
-        """One request to the server that is being given the slot."""
+        """Returns one request to the server that is being given the slot."""
         self.at, self._aside = address, None
         line = await connect(address, self.location, self._keys)
         try:
@@ -148,7 +148,7 @@ class RetryingClient:
             line.close()
 
     async def _appendfsync(self) -> str:
-        """The server's setting, or 'unknown' where it does not tell us."""
+        """Returns the server's setting, or 'unknown' where it does not tell us."""
         try:
             found = await self.call(b"CONFIG", b"GET", b"appendfsync")
         except KvfsError:
@@ -196,7 +196,7 @@ class RetryingClient:
 
 
 def locate(url: str) -> EngineLocation:
-    """The location that a URL names, with the password from its file. Raises Invalid."""
+    """Returns the location that a URL names, with the password from its file. Raises Invalid."""
     location = parse(url)
     if not location.password_file:
         return location

@@ -1,19 +1,19 @@
-"""Commits of several shards, all or nothing, also where whoever makes one dies on the way. No I/O:
-generators say what to ask of which shard, and are told the answers.
+"""Commits of several shards, all or nothing, even if their maker dies on the way. No I/O:
+generators yield requests to shards, and are sent the answers.
 
 | step | in | leaves there | without a next step |
 |---|---|---|---|
 | 1 intent | each shard written but the highest | what to write; nothing else commits | undone |
 | 2 point | the highest shard written | it is written; a mark names the intents' shards | done |
-| 3 settle | each shard of an intent | what was kept is written | done |
+| 3 settle | each shard of an intent | the kept writes are written | done |
 | 4 forget | the highest shard written | the mark is gone | |
 
-Whoever meets an intent looks for the mark. Found, it does steps 3 and 4. Else it waits for
-PATIENCE_S after the intent was made, then marks the commit as undone, whereupon its commit point is
-refused for ever, and removes the intent.
+A process that meets an intent looks for the mark. If it is there, the process does steps 3 and 4.
+Else it waits for PATIENCE_S after the intent was made, then marks the commit as undone, whereupon
+its commit point is refused for ever, and removes the intent.
 
-What such a commit read of shards that it does not write was so just before its first step, not
-with the commit point.
+Values that such a commit read of shards that it does not write were valid just before its first
+step, not with the commit point.
 
 Nodes have one log today, in one shard, and commit there (`kvfs.meta.redis.log`). This is the
 protocol for a log of each namespace.
@@ -28,9 +28,9 @@ from kvfs.meta.redis.scripts import Item, Pair, Script, digest
 
 T = TypeVar("T")
 PATIENCE_S: Final = 1.0
-"""How long whoever made an intent may take to go on."""
+"""Time that the maker of an intent may take to go on."""
 NOWHERE: Final = b"?"
-"""No commit's token: all that was read is compared."""
+"""No commit's token: everything read is compared."""
 
 
 class ShardChanges(NamedTuple):
@@ -38,7 +38,7 @@ class ShardChanges(NamedTuple):
 
     reads: Sequence[tuple[bytes, bytes | None]]
     scans: Sequence[tuple[bytes, bytes, Sequence[Pair]]]
-    """Start, end, and what was between them."""
+    """Start, end, and the pairs between them."""
     puts: Sequence[Pair]
     deletes: Sequence[bytes]
 
@@ -56,15 +56,15 @@ class ShardRequest(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Another may go on: to be resumed a moment later."""
+    """Another process may go on: to be resumed a moment later."""
 
 
 Steps = Generator[ShardRequest | Pause, Any, T]
 
 
 class Committer:
-    """Commits under numbers that grow. A shard is sent one at a time, so that one whose answer was
-    lost is known by its number when it is sent again."""
+    """Commits under numbers that grow. A shard is sent one at a time, so that a commit whose answer
+    was lost is recognized by its number when it is sent again."""
 
     def __init__(self) -> None:
         self.engine = secrets.token_hex(8).encode()
@@ -73,9 +73,9 @@ class Committer:
     def commit(
         self, changes: Mapping[int, ShardChanges], expected: Mapping[int, bytes]
     ) -> Steps[bool]:
-        """Commit in all these shards; False: something that was read has changed. `expected`: the
-        token at which each shard was read, or NOWHERE. Left in the middle: it is done or undone
-        by those who meet it."""
+        """Commits in all these shards; False: something that was read has changed. `expected`: the
+        token at which each shard was read, or NOWHERE. Left in the middle: those who meet it do or
+        undo it."""
         written = sorted(shard for shard, each in changes.items() if each.is_written)
         for shard in changes.keys() - written:
             if not (yield from self._taken(b"check", shard, changes, expected)):
@@ -107,7 +107,7 @@ class Committer:
         expected: Mapping[int, bytes],
         of: tuple[bytes, bytes] = (b"", b""),
     ) -> Steps[bool]:
-        """One shard's part; False: conflict. `of`: the commit, and what its kind needs."""
+        """Does one shard's part; False: conflict. `of`: the commit, and what its kind needs."""
         while True:
             self._number += 1
             head: list[Item] = [self.engine, self._number, expected[shard], kind, *of]
@@ -119,14 +119,14 @@ class Committer:
 
 
 def resolve(shard: int) -> Steps[None]:
-    """Have what others left in `shard` done or undone, so that it can be read; waits while they may
-    go on."""
+    """Does or undoes what others left in `shard`, so that it can be read; waits while they may go
+    on."""
     while intent := (yield ShardRequest(shard, PENDING, ())):
         yield from _resolve(shard, intent)
 
 
 def commit_arguments(changes: ShardChanges) -> list[Item]:
-    """COMMIT's lists."""
+    """Returns COMMIT's lists."""
     reads, scans, puts, deletes = changes
     return [
         *_counted(key for key, _ in reads),

@@ -1,6 +1,6 @@
 """A shard's part of a commit over several of them (`kvfs.meta.redis.crossing`).
 
-In the hash `s` of a shard, beside what `scripts` keeps there:
+In the hash `s` of a shard, beside the fields of `scripts`:
 
 - `intent`: a commit that waits for its commit point: its id, the shard of that, when it was made,
   and what it writes here;

@@ -32,8 +32,9 @@ class Finder:
         self._told: ServerAddress | None = None
 
     async def find(self) -> ServerAddress:
-        """The address of the metadata, as the first server that answers says. Raises ServerLost;
-        ErrorReply, Invalid (by a server of a cluster that does not know or accept us)."""
+        """Returns the address of the metadata, as the first server that answers says. Raises
+        ServerLost; ErrorReply, Invalid (by a server of a cluster that does not know or accept
+        us)."""
         if self._location.kind is Kind.SERVER:
             return self._servers[0]
         if self._told is not None:
@@ -59,7 +60,7 @@ class Finder:
         self._told = address
 
     async def _ask(self, server: ServerAddress) -> ServerAddress:
-        """The address that one server names."""
+        """Returns the address that one server names."""
         if self._location.kind is Kind.CLUSTER:
             answer = await _answer(server, self._location, b"CLUSTER", b"SLOTS")
             return self._owner(server, answer)
@@ -74,7 +75,7 @@ class Finder:
         return ServerAddress(found[0].decode(), int(found[1]))
 
     def _owner(self, server: ServerAddress, answer: Sequence[Any]) -> ServerAddress:
-        """The owner of the slot, by the answer of `server`. Raises ServerLost."""
+        """Returns the owner of the slot, by the answer of `server`. Raises ServerLost."""
         try:
             found = list(ranges(answer, server))
         except ValueError as error:

@@ -12,18 +12,18 @@ SCHEMA: Final = 1
 _TOGETHER: Final = "single"
 """All metadata are in one shard."""
 _SPREAD: Final = "namespaces"
-"""Each namespace is in one of its own: copies in a Redis cluster once were."""
+"""Each namespace is in a shard of its own, as copies in a Redis cluster once were."""
 
 
 def arguments(cluster: str | None) -> list[Item]:
-    """IDENTIFY's: what is to be so where nothing is there yet."""
+    """Returns IDENTIFY's arguments: the values to set if there are none."""
     owner = (cluster or secrets.token_hex(8)).encode()
     return [b"schema", SCHEMA, b"layout", _TOGETHER.encode(), b"cluster", owner]
 
 
 def checked(found: Sequence[bytes], cluster: str | None, shown: str) -> str:
-    """The cluster that owns the metadata, by the answer of the engine `shown` to IDENTIFY. Raises
-    NotSupported; Conflict where they are not those of `cluster`."""
+    """Returns the cluster that owns the metadata, by the answer of the engine `shown` to IDENTIFY.
+    Raises NotSupported; Conflict if they are not those of `cluster`."""
     schema, layout, whose = (value.decode() for value in found)
     if schema != str(SCHEMA):
         raise _strange(shown, f"version {schema}", str(SCHEMA))

@@ -161,13 +161,13 @@ class LeaseTable:
         self._shown = location.shown
 
     async def found(self, cluster: str | None) -> str:
-        """Whether the server will do; whose its metadata are: `cluster` or a new id where there are
-        none. Raises NotSupported, Conflict (another cluster's)."""
+        """Returns whether the server will do; whose its metadata are: `cluster` or a new id where
+        there are none. Raises NotSupported, Conflict (another cluster's)."""
         async with self._turn:
             return await self._caller.examine(cluster)
 
     async def peek(self) -> JoinState:
-        """The present state; changes nothing."""
+        """Returns the present state; changes nothing."""
         cluster, secrets, leases = await self._run(PEEK)
         return JoinState(cluster.decode(), _digests(secrets), _leases(leases))
 
@@ -181,9 +181,9 @@ class LeaseTable:
         *,
         wanted: int = 0,
     ) -> Joined:
-        """Be this store's node; `token` is the same when one process asks again. `wanted`: the
-        number of a new one, where nobody had it. Raises Fenced (it
-        was removed), Lost, AccessDenied (no secret of these is valid), Conflict."""
+        """Is this store's node; `token` is the same when one process asks again. `wanted`: the
+        number of a new one, where nobody had it. Raises Fenced (it was removed), Lost, AccessDenied
+        (no secret of these is valid), Conflict."""
         known = "" if remembered is None else str(remembered)
         answer = await self._run(JOIN, store, token, words, _joined(digests), known, wanted)
         if answer[0] == b"done":
@@ -203,7 +203,8 @@ class LeaseTable:
         raise self._lost()
 
     async def was_emptied(self) -> bool:
-        """Whether the server was emptied, as far as it can tell: it forgets that when it ends."""
+        """Returns whether the server was emptied, as far as it can tell: it forgets that when it
+        ends."""
         commands = read_info(await self._caller.call(b"INFO", b"commandstats"))
         return seems_emptied(commands, int(await self._caller.call(b"DBSIZE")))
 

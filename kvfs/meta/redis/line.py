@@ -42,8 +42,8 @@ class RespParser:
         self._buffer += data
 
     def take(self) -> Any:
-        """The next answer; `RespParser.PENDING` while it is not complete. Raises ServerLost: that
-        is none."""
+        """Returns the next answer; `RespParser.PENDING` while it is not complete. Raises
+        ServerLost: that is none."""
         at = 0
         while True:
             item, at = self._item(at)
@@ -58,7 +58,7 @@ class RespParser:
     PENDING: Final = _PENDING
 
     def _item(self, at: int) -> tuple[Any, int]:
-        """One line or string, and where it ends."""
+        """Returns one line or string, and where it ends."""
         buffer, size = self._buffer, self._size
         if size >= 0:
             end = at + size
@@ -169,8 +169,8 @@ class RespConnection:
         """Whether a cluster's server is to answer though it is only being given the keys."""
 
     async def ask(self, *command: Item) -> Any:
-        """The answer. Raises ErrorReply; ServerLost. Cancelled: it may have been done; the line is
-        closed."""
+        """Returns the answer. Raises ErrorReply; ServerLost. Cancelled: it may have been done; the
+        line is closed."""
         if self.is_asking:
             await self._exchange((b"ASKING",))
         return await self._exchange(command)
@@ -213,8 +213,8 @@ class RespConnection:
 async def connect(
     address: ServerAddress, location: EngineLocation, keys: Sequence[bytes]
 ) -> RespConnection:
-    """A line to one server, whose scripts get `keys`. Raises ServerLost, ErrorReply (who we are),
-    Invalid (the file of certificates)."""
+    """Returns a line to one server, whose scripts get `keys`. Raises ServerLost, ErrorReply (who we
+    are), Invalid (the file of certificates)."""
     try:
         if address.path:
             stream = await trio.open_unix_socket(address.path)

@@ -46,11 +46,11 @@ class EngineLocation(NamedTuple):
     prefix: str
     db: int = 0
     name: str = ""
-    """The name of the master, which sentinels are asked for."""
+    """The name of the master for which sentinels are asked."""
     username: str | None = None
     password: str | None = None
     password_file: str = ""
-    """The file with the password in place of the URL: a command line is in everybody's list of
+    """The file with the password, instead of the URL: a command line is in everybody's list of
     processes."""
     tls: bool = False
     ca: str = ""
@@ -71,12 +71,12 @@ _KINDS: Final = {
 
 
 def is_url(text: str) -> bool:
-    """Whether it is a URL, not a directory."""
+    """Returns whether it is a URL, not a directory."""
     return "://" in text
 
 
 def parse(url: str) -> EngineLocation:
-    """Raises Invalid; what it says has no password in it."""
+    """Parses a URL. Raises Invalid, whose text shows no password."""
     parts = _split(url)
     kind = _KINDS.get(parts.scheme)
     if kind is None:
@@ -88,8 +88,8 @@ def parse(url: str) -> EngineLocation:
 
 
 def _split(url: str) -> SplitResult:
-    """Its parts: urlsplit of some releases of Python takes one host, and refuses addresses of IPv6
-    after others."""
+    """Splits a URL: urlsplit of some releases of Python takes one host, and refuses addresses of
+    IPv6 after others."""
     found = _URL.fullmatch(url)
     if found is None:
         raise Invalid(f"that is no URL of an engine; one is {HELP}")
@@ -98,7 +98,7 @@ def _split(url: str) -> SplitResult:
 
 
 def shown(url: str) -> str:
-    """The URL without what must not be shown."""
+    """Returns the URL without its secrets."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return "that"

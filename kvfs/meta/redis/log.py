@@ -1,5 +1,5 @@
-"""The server's log for mirrors: requests for all that was written, and for commits that they
-propose. No I/O.
+"""The server's log for replicas: requests for everything that was written, and for commits that
+they propose. No I/O.
 
 The log is the stream `x`. Each script that writes adds one entry, under a number that grows by one
 (`<number>-0`), with
@@ -7,17 +7,17 @@ The log is the stream `x`. Each script that writes adds one entry, under a numbe
 - `t`: the token of that commit, which is that of the state from then on;
 - `b`: the token before it, so that entries make a chain: a server that lost some of them, or came
   back with older data, is found out by the first entry that does not follow;
-- `w`: msgpack of what was written: a list of lists of keys and values in turn (no value: deleted).
+- `w`: msgpack of the writes: a list of lists of keys and values in turn (no value: deleted).
 
-It is bounded: 50,000 entries, and some 64 MiB. A mirror that needs older ones reads everything anew
-(PAGE). A mirror that stands at (position, token) is told one of
+It is bounded: 50,000 entries, and some 64 MiB. A replica that needs older ones reads everything
+anew (PAGE). A replica that stands at (position, token) is told one of
 
-| status | |
+| status | meaning |
 |---|---|
 | ok | the entries after it |
 | behind | the first of them: there are too many for one answer |
 | gap | the first of them are not there any more |
-| astray | the server was never there: it lost what it had, or others' data were restored |
+| astray | the server was never there: it lost data, or others' data were restored |
 | lost | there is no log: the server lost everything |
 """
 
@@ -105,8 +105,8 @@ local status, entries = since(redis.call('HMGET', s, 'token', 'position'), ARGV[
 return answered(status, entries, '')
 """
 )
-"""ARGV: where the mirror stands. Returns msgpack of the status, the entries (id, token,
-token before, what was written) and nothing."""
+"""ARGV: the replica's position. Returns msgpack of the status, the entries (id, token, token
+before, writes) and nothing."""
 
 PROPOSE: Final = Script(
     _FOLLOWING
@@ -233,22 +233,23 @@ return answered(status, entries, results)
 """
 )
 """ARGV: the node's number and incarnation; the engine; the number of this request, which grows;
-where the mirror stands; 'here' where all were run on it as it stands; 'away' where they remove more
-than they add, which is done though memory is full. Then of each transaction the
-lists: keys read; what they were ('=' and the value, '' for none); start, end, count, digest of
-ranges read; keys and values to put; keys to delete; keys and operands to merge; and, by itself,
-msgpack of what is put and deleted, as the log has it. Each is checked against what those before it
-left. Returns as POSITION does, with a digit for each transaction: 1 done, 0 refused.
-`fenced`: the node was removed, or started again elsewhere."""
+where the replica stands; 'here' where all were run on it as it stands; 'away' where they remove
+more than they add, which is done though memory is full. Then of each transaction the lists: keys
+read; what they were ('=' and the value, '' for none); start, end, count, digest of ranges read;
+keys and values to put; keys to delete; keys and operands to merge; and, by itself, msgpack of what
+is put and deleted, as the log has it. Each is checked against what those before it left. Returns as
+POSITION does, with a digit for each transaction: 1 done, 0 refused. `fenced`: the node was removed,
+or started again elsewhere."""
 
 
 class Proposal(NamedTuple):
-    """A transaction that was run on a mirror."""
+    """A transaction that was run on a replica."""
 
     reads: Mapping[bytes, bytes | None]
-    """The values that have to be so still."""
+    """The values that must still be so."""
     ranges: Sequence[tuple[bytes, bytes, int, bytes]]
-    """Likewise: start, end, at most so many keys asked for, digest (`scripts.digest`)."""
+    """Ranges that must still be so: start, end, at most so many keys asked for, digest
+    (`scripts.digest`)."""
     writes: Mapping[bytes, bytes | None]
     merges: Sequence[tuple[bytes, bytes]]
 
@@ -259,12 +260,13 @@ class Proposal(NamedTuple):
 
     @property
     def growth(self) -> Growth:
-        """As far as is known without a look: what was not read was not there."""
+        """The growth as far as it is known without a look: a key that was not read counts as
+        absent."""
         return growth_of(self.writes.items(), self.reads.get)
 
 
 class LogEntry(NamedTuple):
-    """One of the log."""
+    """One entry of the log."""
 
     number: int
     token: bytes
@@ -288,7 +290,7 @@ _decode_writes: Final = msgspec.msgpack.Decoder(list[Writes]).decode
 
 
 def proposed(proposal: Proposal) -> list[bytes]:
-    """Its part of PROPOSE's ARGV."""
+    """Returns its part of PROPOSE's ARGV."""
     reads, ranges, writes, merges = proposal
     puts: list[bytes] = []
     deletes: list[bytes] = []
@@ -314,7 +316,7 @@ def proposed(proposal: Proposal) -> list[bytes]:
 
 
 def size(items: Sequence[bytes]) -> int:
-    """How many bytes they are, roughly."""
+    """Returns how many bytes they are, roughly."""
     return sum(map(len, items)) + 8 * len(items)
 
 
@@ -328,7 +330,7 @@ def read_answer(packed: bytes) -> LogReply:
 
 
 def read_entries(found: Sequence[Any]) -> list[LogEntry]:
-    """Entries as XRANGE and XREAD give them. Raises Corrupt."""
+    """Returns entries as XRANGE and XREAD give them. Raises Corrupt."""
     return [_entry(name, fields) for name, fields in found]
 
 

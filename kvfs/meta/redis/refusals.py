@@ -1,4 +1,4 @@
-"""The meaning of a server's refusals: which pass by themselves, and what the others are raised as.
+"""The meaning of a server's refusals: which ones pass by themselves, and the errors for the others.
 No I/O."""
 
 from typing import Final
@@ -9,16 +9,17 @@ PASSING: Final = (
     *("OOM", "MISCONF", "MASTERDOWN", "NOREPLICAS", "UNKILLABLE", "BUSY", "UNBLOCKED"),
     *("LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN"),
 )
-"""The beginnings of refusals that are gone when the server is asked again, later."""
+"""The beginnings of refusals that pass when the server is asked again, later."""
 ELSEWHERE: Final = ("READONLY", "CLUSTERDOWN", "MASTERDOWN")
-"""After these another server may be the right one."""
+"""Refusals after which another server may be the right one."""
 _DENIED: Final = ("NOAUTH", "WRONGPASS", "NOPERM")
 _STRANGER: Final = ("invalid password", "unauthenticated")
-"""The second: of a request of more than ten words, before a server looks what it says."""
+"""Refusals of strangers; the second is for a request of more than ten words, which a server refuses
+unread."""
 
 
 def said(text: str) -> str:
-    """The server's own words, which those before 7.0 wrap into the error of a script."""
+    """Returns the server's own words, which servers before 7.0 wrap into the error of a script."""
     _, _, within = text.rpartition(": -") if text.startswith("Error running script") else ("",) * 3
     return within or text
 
@@ -28,7 +29,7 @@ def is_passing(text: str) -> bool:
 
 
 def is_full(text: str) -> bool:
-    """Whether the server has no memory left for what was asked; it did none of it."""
+    """Returns whether the server has no memory left for the request, of which it did nothing."""
     return said(text).startswith("OOM")
 
 
@@ -39,7 +40,7 @@ def full(shown: str) -> NoSpace:
 
 
 def raised(text: str, shown: str) -> KvfsError:
-    """The error for a refusal by the engine `shown` that does not pass."""
+    """Returns the error for a refusal by the engine `shown` that does not pass."""
     inner = said(text)
     if inner.startswith(_DENIED) or "AUTH" in inner[:24] or any(w in inner for w in _STRANGER):
         return denied(inner, shown)
@@ -51,7 +52,7 @@ def raised(text: str, shown: str) -> KvfsError:
 
 
 def denied(text: str, shown: str) -> Invalid:
-    """The user or the password is not the right one."""
+    """Returns the error for a wrong user or password."""
     return Invalid(
         f"the engine {shown} refuses us ({text}): name a user and password in the URL that may run"
         " scripts on these keys"
@@ -59,14 +60,14 @@ def denied(text: str, shown: str) -> Invalid:
 
 
 def lacking(text: str, shown: str) -> NotSupported:
-    """The server is too old."""
+    """Returns the error for a server that is too old."""
     return NotSupported(
         f"the engine {shown} lacks a command ({text}): Redis 6.2 or newer, or Valkey, is needed"
     )
 
 
 def untrusted(text: str, shown: str) -> Invalid:
-    """Its certificate is not trusted."""
+    """Returns the error for a server whose certificate is not trusted."""
     return Invalid(
         f"the engine {shown} shows a certificate that we do not trust ({text}): name the file of"
         " its authority in the URL, ?ca=FILE"
@@ -74,7 +75,7 @@ def untrusted(text: str, shown: str) -> Invalid:
 
 
 def unanswered(text: str, shown: str, deadline_s: float) -> Unavailable:
-    """It did not answer, or what it said did not pass."""
+    """Returns the error for a server that did not answer, or whose refusal did not pass."""
     return Unavailable(
         f"the engine {shown} did not answer within {deadline_s:g} s ({text}): see that it runs,"
         " and its log"
@@ -82,7 +83,7 @@ def unanswered(text: str, shown: str, deadline_s: float) -> Unavailable:
 
 
 def is_of(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether an error, or one that it came from, is of a kind."""
+    """Returns whether an error, or one that it came from, is of a kind."""
     while error is not None:
         if isinstance(error, kind):
             return True

@@ -1,8 +1,8 @@
-"""Puts back what a server knew of a cluster before it lost its data: nodes' numbers and
-incarnations, which secrets are valid, and a log that no mirror takes for the one it followed.
+"""Restores a server's knowledge of a cluster after it lost its data: nodes' numbers and
+incarnations, the valid secrets, and a log that no replica takes for the one it followed.
 
-In the hash `s`, beside what `leasing` keeps there: `restored`, the greatest position that any
-mirror had which took part.
+In the hash `s`, beside the fields of `leasing`: `restored`, the greatest position of any replica
+that took part.
 """
 
 import secrets
@@ -24,7 +24,7 @@ if not whose or whose == ARGV[1] then return 0 end
 return redis.call('UNLINK', unpack(KEYS))
 """
 )
-"""ARGV: a cluster. Drops all of another one that was made in its place."""
+"""ARGV: a cluster. Drops everything of another one that was made in its place."""
 
 ENROL: Final = Script(
     """
@@ -47,7 +47,7 @@ return is_known and 'known' or 'new'
 """
 )
 """ARGV: a store; its node; the incarnation it remembers; digests of its secrets; the position of
-its mirror. Returns whether that was known before; 'other' where the store is another node."""
+its replica. Returns whether that was known before; 'other' if the store is another node."""
 
 RESTART: Final = Script(
     """
@@ -60,8 +60,8 @@ redis.call('HSET', s, 'position', string.format('%.0f', last + tonumber(ARGV[1])
 return 1
 """
 )
-"""ARGV: a number; a new token. The log begins anew, so far beyond all positions that were known
-that each mirror finds a gap, and is read anew."""
+"""ARGV: a number; a new token. The log begins anew, so far beyond all known positions that each
+replica finds a gap, and is read anew."""
 
 
 class Restoring:
@@ -81,9 +81,9 @@ class Restoring:
         *,
         replace: bool,
     ) -> bool:
-        """This store is this node of this cluster; whether the server knew it. `replace`: another
-        cluster's metadata are dropped. Raises Conflict where it has another cluster, or another
-        node for the store."""
+        """Enrols this store as this node of this cluster; returns whether the server knew it.
+        `replace`: another cluster's metadata are dropped. Raises Conflict if it has another
+        cluster, or another node for the store."""
         if replace:
             await self._caller.script(CLEAR, cluster.encode())
         await self._caller.examine(cluster)
@@ -98,7 +98,7 @@ class Restoring:
         return bool(answer == b"known")
 
     async def restart(self) -> None:
-        """Mirrors are read anew from here on."""
+        """Makes replicas be read anew from here on."""
         await self._caller.script(RESTART, _PASSED, secrets.token_hex(8).encode())
 
     def close(self) -> None:

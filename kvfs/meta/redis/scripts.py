@@ -2,15 +2,15 @@
 
 All metadata of a prefix lie in one shard: five Redis keys with one hash tag, so in a cluster on one
 server. `h` is a hash of all values; `z` a sorted set of all keys with one score, which ZRANGEBYLEX
-reads in byte order; `x` the log of what was written, which mirrors follow (`kvfs.meta.redis.log`);
-`l` the leases of nodes (`kvfs.meta.redis.leasing`); `s` a hash of the state:
+reads in byte order; `x` the log of writes, which replicas follow (`kvfs.meta.redis.log`); `l` the
+leases of nodes (`kvfs.meta.redis.leasing`); `s` a hash of the state:
 
 - `token` names the last commit;
 - `e:` engine: number and time of the last commit of this engine: one that comes again, since its
   answer was lost, is not done twice;
-- `schema`, `layout`, `cluster`: how all this is laid out, and whose it is;
-- `position`: the number of the last entry of the log; missing where there never was one;
-- `grown`, `marks`: how many bytes were logged since the last mark, and where the marks are.
+- `schema`, `layout`, `cluster`: the layout of all this, and its owner;
+- `position`: the number of the last entry of the log; missing if there never was one;
+- `grown`, `marks`: how many bytes were logged since the last mark, and the places of the marks.
 
 KEYS are `h`, `z`, `s`, `x`, `l`: a server of a cluster that is giving them to another serves a
 script only while it has all of them, so none sees or writes a part. ARGV are flat: binary strings
@@ -40,8 +40,8 @@ local function spare()
   redis.call('HDEL', KEYS[3], '-')
 end
 """
-"""Called before anything else is written, it has a server whose memory is full do all the rest: it
-refuses the first write of a script or none, and this one needs no memory."""
+"""Called before anything else is written, it lets a server whose memory is full do all the rest:
+the server refuses the first write of a script or none, and this one needs no memory."""
 
 COMMON: Final = (
     SPARING
@@ -122,7 +122,7 @@ end
 )
 
 TOUCH: Final = Script(SPARING + "spare() return redis.call('HSET', KEYS[3], 'synced', ARGV[1])")
-"""A write, for who waits until all before it is kept."""
+"""Makes a write, for a caller that waits until all before it is kept."""
 
 IDENTIFY: Final = Script(
     COMMON
@@ -133,7 +133,7 @@ end
 return redis.call('HMGET', s, ARGV[1], ARGV[3], ARGV[5])
 """
 )
-"""ARGV: three fields with what they are to be where they are not set. Returns what they are."""
+"""ARGV: three fields with the values to set if they are not set. Returns their values."""
 
 
 def keys_of(prefix: str, shard: int) -> list[bytes]:
@@ -142,8 +142,8 @@ def keys_of(prefix: str, shard: int) -> list[bytes]:
 
 
 def digest(pairs: Iterable[Pair]) -> bytes:
-    """The digest of a range: SHA-1, in hexadecimal, of length:key length:value ..., as scripts
-    compute it."""
+    """Returns the digest of a range: SHA-1, in hexadecimal, of length:key length:value ..., as
+    scripts compute it."""
     whole = sha1(usedforsecurity=False)
     for key, value in pairs:
         whole.update(b"%d:%b%d:%b" % (len(key), key, len(value), value))

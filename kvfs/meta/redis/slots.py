@@ -8,7 +8,7 @@ from kvfs.meta.redis.location import ServerAddress
 
 SLOTS: Final = 16_384
 _UNKNOWN: Final = (None, b"", b"?")
-"""The names that a server gives itself where it does not know by which one it is reached."""
+"""The names that a server gives itself if it does not know by which one it is reached."""
 
 
 class Range(NamedTuple):
@@ -25,17 +25,18 @@ class Redirect(NamedTuple):
 
     address: ServerAddress
     is_moved: bool
-    """It has the slot from now on; False: it is being given it, and answers this request alone."""
+    """Whether it has the slot from now on; False: it is being given it, and answers this request
+    alone."""
 
 
 def slot_of(prefix: str, shard: int) -> int:
-    """The slot of a shard's keys, as a cluster computes it from their hash tag."""
+    """Returns the slot of a shard's keys, as a cluster computes it from their hash tag."""
     return crc_hqx(b"%b:%d" % (prefix.encode(), shard), 0) % SLOTS
 
 
 def ranges(answer: Sequence[Any], asked: ServerAddress) -> Iterator[Range]:
-    """The ranges in the answer of the server `asked` to CLUSTER SLOTS. Raises ValueError: it is
-    none."""
+    """Yields the ranges in the answer of the server `asked` to CLUSTER SLOTS. Raises ValueError for
+    anything else."""
     try:
         for first, last, master, *replicas in answer:
             others = tuple(_address(each, asked) for each in replicas)
@@ -45,7 +46,7 @@ def ranges(answer: Sequence[Any], asked: ServerAddress) -> Iterator[Range]:
 
 
 def redirect(refusal: str, asked: ServerAddress) -> Redirect | None:
-    """The right server, as a refusal by the server `asked` names it; None: it names none.
+    """Returns the right server, as a refusal by the server `asked` names it; None: it names none.
     `MOVED 3999 10.0.0.2:6381`, or ASK; without a host it is that of `asked`."""
     words = refusal.split(" ")
     if len(words) < 3 or words[0] not in ("MOVED", "ASK"):

@@ -1,9 +1,9 @@
-"""Writes into the metadata replica what the log says.
+"""Writes the log's entries into the metadata replica.
 
 Invariants
 - Entries are applied whole, in their order, each once; with them, in the same commit, goes the mark
   that says how far the replica has come.
-- What is applied to a replica that is not whole may be of keys that were not read yet.
+- Entries applied to a replica that is not whole may be of keys that were not read yet.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _END = b"\xff"
 
 
 class Applied(NamedTuple):
-    """A key that somebody else changed."""
+    """A key that another process changed."""
 
     key: bytes
     old: bytes | None
@@ -33,7 +33,7 @@ class Applied(NamedTuple):
 
 class Applier:
     """The applier of one replica. `is_ours`: whether a token is that of a commit which this node is
-    making just now and needs not be told of."""
+    making just now, so that it need not be told."""
 
     def __init__(
         self,
@@ -53,20 +53,21 @@ class Applier:
         self._on_applied = on_applied
         self.mark = mark
         self.refusal: str | None = None
-        """Why the local file did not take what the log says, the last time."""
+        """The reason why the local file did not take the log's entries, the last time."""
         self.namespaces: dict[int, Namespace | None] = {}
-        """Records of the replica that were decoded, until one of them changes."""
+        """Decoded records of the replica, until one of them changes."""
 
     def follows(self, entries: Sequence[LogEntry]) -> bool:
-        """Whether entries, of which some may be applied already, continue what was applied."""
+        """Returns whether entries, of which some may be applied already, continue the applied
+        ones."""
         new = [each for each in entries if each.number > self.mark.position]
         return not new or (
             new[0].number == self.mark.position + 1 and new[0].before == self.mark.token
         )
 
     def apply(self, entries: Sequence[LogEntry]) -> bool:
-        """Apply those that are new, which must follow; whether there were any. Raises NoSpace,
-        Unavailable, Corrupt of the local file."""
+        """Applies the new entries, which must follow; returns whether there were any. Raises
+        NoSpace, Unavailable, Corrupt of the local file."""
         new = [each for each in entries if each.number > self.mark.position]
         if not new:
             return False
@@ -88,12 +89,12 @@ class Applier:
         return True
 
     def begin(self, position: int, token: bytes) -> None:
-        """It is to be read anew, as of this entry or later."""
+        """Begins to read the replica anew, as of this entry or later."""
         mark = msgspec.structs.replace(self.mark, position=position, token=token, filled=b"")
         self._commit(lambda t: write_mark(t, mark), mark)
 
     def fill(self, names: Sequence[bytes], values: Sequence[bytes], *, is_last: bool) -> None:
-        """All pairs from where it is filled up to the last of these, or to the end."""
+        """Fills in all pairs from where it is filled up to the last of these, or to the end."""
         start = self.mark.filled
         assert start is not None, "it has begun"
         end = _END if is_last else names[-1] + b"\0"
@@ -114,7 +115,7 @@ class Applier:
         self._commit(fn, mark)
 
     def finish(self) -> None:
-        """It is whole."""
+        """Marks it as whole."""
         mark = msgspec.structs.replace(self.mark, filled=None)
         self._commit(lambda t: write_mark(t, mark), mark)
         self._on_filled()
@@ -137,7 +138,8 @@ class Applier:
         *,
         is_there: bool,
     ) -> None:
-        """`is_there`: most of it is as it is here already, and a look costs less than a write."""
+        """Writes pairs. `is_there`: most of them are as they are here already, and a look costs
+        less than a write."""
         pairs = iter(writes)
         for key, value in zip(pairs, pairs, strict=True):
             assert key is not None, "a key"

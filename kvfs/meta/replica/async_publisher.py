@@ -1,7 +1,7 @@
-"""Makes known, in the background, what was published in the metadata replica alone.
+"""Makes known, in the background, files that were published in the metadata replica alone.
 
-What is to be known is remembered in the replica's file: a kill loses nothing, and the next start
-goes on with it. What comes after a rest goes at once; what follows closely goes together, since a
+They are remembered in the replica's file: a kill loses nothing, and the next start goes on with
+them. A file that comes after a rest goes at once; files in close succession go together, since a
 request for each would cost more than all the rest of a new file.
 """
 
@@ -16,20 +16,20 @@ import trio
 from kvfs.base.errors import KvfsError, TooLarge
 
 MOST: Final = 2_048
-"""Files that may wait: beyond it whoever publishes waits for the server."""
+"""Files that may wait: beyond it a publisher waits for the server."""
 _BATCH: Final = 64
 _GATHER_S: Final = 0.005
-"""After a batch has gone: what is published within that time goes together."""
+"""Time after a batch has gone within which published files go together."""
 _GATHER_MOST_S: Final = 0.025
 _REST: Final = 4
-"""It is as many times as long as the batch took, between these two: where that is slow for the load
-on this host, larger batches make it less."""
+"""The pause is as many times as long as the batch took, between these two: if that is slow for the
+load on this host, larger batches reduce it."""
 _RETRY_S: Final = 0.25
 _log = logging.getLogger(__name__)
 
 
 class Behind:
-    """A queue of inodes. `make_known` commits what is private of some."""
+    """A queue of inodes. `make_known` commits private writes of some."""
 
     def __init__(self, make_known: Callable[[list[int]], Awaitable[None]]) -> None:
         self._make_known = make_known
@@ -41,18 +41,18 @@ class Behind:
         return len(self._inos) >= MOST
 
     def add(self, inos: Iterable[int]) -> None:
-        """Soon."""
+        """Adds inodes, which are made known soon."""
         self._inos.update(dict.fromkeys(inos))
         self._arrived.set()
 
     async def drain(self) -> None:
-        """All that waits now is known when this returns. Raises Unavailable, Conflict."""
+        """Returns when all that wait now are known. Raises Unavailable, Conflict."""
         waiting = list(self._inos)
         for start in range(0, len(waiting), _BATCH):
             await self._one(waiting[start : start + _BATCH])
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Makes them known until cancelled."""
         complained = False
         next_at = -math.inf
         while True:

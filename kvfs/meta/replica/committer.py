@@ -28,11 +28,11 @@ LIMIT: Final = 128
 MOST_BYTES: Final = 8 << 20
 """Bytes of one request."""
 MOST_WAITING: Final = 4_096
-"""Transactions: beyond it others are refused."""
+"""Transactions that may wait: beyond it others are refused."""
 _DONE: Final = ord("1")
 Function = Callable[[Transaction], Any]
 Groups = Callable[[Transaction], Iterable[int]]
-"""Private groups that are to be known, looked for each time that a transaction is run."""
+"""Finds the private groups that are to be known, each time that a transaction is run."""
 
 
 class CommitOutcome(NamedTuple):
@@ -42,14 +42,15 @@ class CommitOutcome(NamedTuple):
     error: Exception | None = None
 
     def get(self) -> Any:
-        """The value, or its error is raised."""
+        """Returns the value, or raises its error."""
         if self.error is not None:
             raise self.error
         return self.value
 
 
 class _Commit(Waiting):
-    """A transaction that waits: a function to be run, or what somebody else ran already."""
+    """A waiting transaction: a function to be run, or a proposal that another process ran
+    already."""
 
     def __init__(
         self,
@@ -61,14 +62,14 @@ class _Commit(Waiting):
         super().__init__()
         self.groups = groups
         self.is_aside = False
-        """It goes before another one, which waits for both."""
+        """Whether it goes before another one, which waits for both."""
         self.end = end
         self.function = function
         self.given = given
         self.outcome = CommitOutcome()
         self.is_refused = False
         self.growth = NONE
-        """Looked at while the server's memory is full."""
+        """Its growth, considered while the server's memory is full."""
 
 
 class _Full(Exception):
@@ -79,7 +80,7 @@ class _Full(Exception):
 
 
 class Proposer:
-    """The proposer of one replica. `engine` is this process' name at the server."""
+    """The proposer of one replica. `engine` is this process's name at the server."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Proposer:
         settle: Settle,
         head: tuple[int, int, bytes],
     ) -> None:
-        """`settle` is run before what is private is made known. `head`: the node, its incarnation,
+        """`settle` is run before private writes are made known. `head`: the node, its incarnation,
         and a name for this process at the server."""
         self._local = local
         self._applier = applier
@@ -103,15 +104,15 @@ class Proposer:
         self._number = 0
         self._is_asking = False
         self.is_full = False
-        """Whether the server had no memory for the last change that was to add something."""
+        """Whether the server had no memory for the last change that would add."""
         self._turns = LeaderBatch[_Commit](self._turn)
 
     def is_ours(self, token: bytes) -> bool:
-        """Whether it is that of the request that is under way."""
+        """Returns whether the token is that of the request under way."""
         return self._is_asking and token == b"%b:%d" % (self._head[2], self._number)
 
     async def commit(self, function: Function, groups: Groups = lambda _t: ()) -> Any:
-        """Commits what the function writes, and what is private of these groups; returns the
+        """Commits the function's writes, and the private ones of these groups; returns the
         function's result, or raises its error. Raises Unavailable: then it may be committed or not;
         Conflict, TooLarge."""
         commit = _Commit(self._caller.end(), function, groups=groups)
@@ -119,18 +120,19 @@ class Proposer:
         return commit.outcome.get()
 
     async def propose(self, given: Proposal) -> bool:
-        """Commit what was run elsewhere on this replica. False: it has to be run again, on what the
-        replica is now. Raises as `commit`."""
+        """Commits a proposal that was run elsewhere on this replica. False: it has to be run again,
+        on the present replica. Raises what `commit` raises."""
         commit = _Commit(self._caller.end(), None, given)
         await self._wait(commit)
         return not commit.is_refused
 
     async def make_known(self, inos: Iterable[int]) -> None:
-        """Commit what is private of these inodes, all of them or none. Raises as `commit`."""
+        """Commits the private writes of these inodes, all of them or none. Raises what `commit`
+        raises."""
         await self.commit(_nothing, lambda _t: inos)
 
     def fail(self, error: Exception) -> None:
-        """All that wait."""
+        """Fails all that wait."""
         self._turns.fail(error)
 
     async def _wait(self, commit: _Commit) -> None:
@@ -141,7 +143,7 @@ class Proposer:
         await self._turns.wait(commit)
 
     async def _turn(self) -> None:
-        """Run those that wait, and propose what they wrote."""
+        """Runs those that wait, and proposes their writes."""
         queue, turns = self._turns.queue, self._turns
         arguments: list[Item] = []
         proposals: list[_Commit] = []
@@ -168,7 +170,7 @@ class Proposer:
         )
 
     def _run(self, t: Transaction, arguments: list[Item], proposals: list[_Commit]) -> None:
-        """Run what waits; what is to be proposed is taken from the queue."""
+        """Runs the waiting transactions; those to be proposed are taken from the queue."""
         queue, below, bytes_ = self._turns.queue, Below(), 0
         while queue and len(proposals) < LIMIT:
             commit = queue[0]
@@ -203,7 +205,7 @@ class Proposer:
     def _steps(
         self, commit: _Commit, t: Transaction, below: Below
     ) -> list[tuple[Proposal, View | None]]:
-        """The steps of one commit that waits, its own the last; none where it changed nothing."""
+        """Returns the steps of one waiting commit, its own the last; none if it changed nothing."""
         view = View(t, self._local.node, below, self._privates)
         if commit.function is None:
             given = commit.given
@@ -224,7 +226,7 @@ class Proposer:
         *,
         takes_away: bool,
     ) -> bytes:
-        """A digit for each; none where the replica was too old. Raises Unavailable, _Full."""
+        """Returns a digit for each; none if the replica was too old. Raises Unavailable, _Full."""
         self._number += 1
         self._is_asking = True
         try:
@@ -262,8 +264,8 @@ class Proposer:
             commit.conclude(Conflict("others committed first until the deadline: try again"))
 
     def _refuse(self, error: NoSpace, proposals: list[_Commit]) -> None:
-        """The server has no memory for them, and did nothing. What takes away is asked for again,
-        by itself, and done all the same."""
+        """Refuses proposals for which the server has no memory, and of which it did nothing.
+        Removals are asked for again, by themselves, and done all the same."""
         self._privates.sent.clear()
         was_full, self.is_full = self.is_full, True
         for each in proposals:

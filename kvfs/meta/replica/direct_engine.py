@@ -1,12 +1,13 @@
 """Transactions on the server alone, for a process that has no metadata replica: a copy of the
 metadata, their rebuilding.
 
-The function runs in the caller's thread, and each read that it makes is a round trip. What it read
-and wrote is then proposed as a node does it (`kvfs.meta.redis.log`), so replicas hear of it.
+The function runs in the caller's thread, and each read that it makes is a round trip. Its reads and
+writes are then proposed as a node does it (`kvfs.meta.redis.log`), so replicas hear of it.
 
 Invariants
-- All that a run of the function reads was so at one moment after the call began. Where somebody
-  commits between two reads, all of them are done again, together, and the function is run again.
+- Everything that a run of the function reads existed at one moment after the call began. If another
+  process commits between two reads, all of them are done again, together, and the function is run
+  again.
 - A transaction whose answer was lost is not committed twice: it has a number that grows.
 """
 
@@ -31,10 +32,10 @@ T = TypeVar("T")
 DEADLINE_S: Final = 10.0
 _FIRST_KEYS: Final = 256
 _MORE_KEYS: Final = 2_048
-"""Of a range in one request: most are left early, or read to a page's end (`engine_copy`)."""
+"""Keys of a range in one request: most are left early, or read to a page's end (`engine_copy`)."""
 _DONE: Final = b"1"
 _NOBODY: Final = (b"", b"")
-"""Instead of a node's number and incarnation."""
+"""Stands in for a node's number and incarnation."""
 
 READ: Final = Script(
     COMMON
@@ -70,7 +71,7 @@ class _Range(NamedTuple):
 
 
 class _Moved(BaseException):
-    """Leaves a function between whose reads somebody committed; not an Exception, so that no
+    """Leaves a function between whose reads another process committed; not an Exception, so that no
     handler of the function's own takes it for an error."""
 
 
@@ -106,13 +107,13 @@ class DirectEngine:
             raise
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on a read-only view. Raises Unavailable; Conflict where others commit all the
+        """Runs `fn` on a read-only view. Raises Unavailable; Conflict if others commit all the
         time."""
         result, _ = self._run(fn, self._end(), _Snapshot(self._read), writable=False)
         return result
 
     def transact_now(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` and commit what it wrote. Raises Unavailable: then it may be committed or not;
+        """Runs `fn` and commits its writes. Raises Unavailable: then it may be committed or not;
         Conflict, NoSpace."""
         end = self._end()
         while True:
@@ -123,23 +124,24 @@ class DirectEngine:
             _check(end)
 
     async def sync(self) -> None:
-        """Everything committed before the call is kept as `promise` says. Raises Unavailable."""
+        """Makes everything committed before the call kept, as `promise` says. Raises
+        Unavailable."""
         await trio.to_thread.run_sync(self.promise)
 
     def promise(self) -> str:
-        """Have the server keep what was committed; says what survives its death from now on. Raises
-        Unavailable."""
+        """Makes the server keep the commits; returns which of them survive its death from now on.
+        Raises Unavailable."""
         promise: str = self._call(self._caller.keep)
         return promise
 
     def place(self) -> tuple[str, int, str]:
-        """The server's identity, the database and the prefix: equal for two engines that are one,
-        whatever their URLs. Raises Unavailable."""
+        """Returns the server's identity, the database and the prefix: equal for two engines that
+        are one, whatever their URLs. Raises Unavailable."""
         about = read_info(self._call(self._caller.call, b"INFO", b"server"))
         return about["run_id"], self._location.db, self._location.prefix
 
     def close(self) -> None:
-        """End the thread, and what others wait for; idempotent."""
+        """Ends the thread, and the waits of others; idempotent."""
         if self._thread.is_alive():
             self._token.run_sync_soon(self._caller.stop)
             self._token.run_sync_soon(self._stop.set)
@@ -167,7 +169,7 @@ class DirectEngine:
         return found
 
     async def _propose(self, proposal: Proposal, mark: _Mark | None) -> bool:
-        """Whether it is committed; else it has to be run again."""
+        """Returns whether it is committed; else it has to be run again."""
         if mark is None or not mark.position:
             # `HSETNX` leaves a log as it is.
             mark = _Mark(*map(_text, await self._caller.script(BEGIN)))
@@ -177,7 +179,7 @@ class DirectEngine:
         return answer.results == _DONE
 
     def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Have a step done in the engine's loop, one after the other."""
+        """Does a step in the engine's loop, one after the other."""
 
         async def run() -> Any:
             async with self._turn:
@@ -219,7 +221,7 @@ class _Snapshot:
             start, limit = pairs[-1][0] + b"\0", _MORE_KEYS
 
     def ask(self, keys: Sequence[bytes], ranges: Sequence[_Range] = ()) -> None:
-        """Have them known. Raises _Moved: then all that was ever asked is known anew."""
+        """Makes them known. Raises _Moved: then everything ever asked for is known anew."""
         new_keys = [key for key in dict.fromkeys(keys) if key not in self._values]
         new_ranges = [each for each in ranges if each not in self._ranges]
         if not new_keys and not new_ranges:
@@ -240,7 +242,7 @@ class _Snapshot:
 
 
 class _DirectView(View):
-    """A view whose base is a snapshot: what is asked together costs one round trip."""
+    """A view whose base is a snapshot: keys that are asked for together cost one round trip."""
 
     def __init__(self, snapshot: _Snapshot, node: bytes, *, writable: bool) -> None:
         super().__init__(snapshot, node, writable=writable)

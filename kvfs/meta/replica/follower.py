@@ -1,12 +1,12 @@
-"""Keeps a metadata replica up to date: fills a new one, follows the log, says how fresh it is.
+"""Keeps a metadata replica up to date: fills a new one, follows the log, tells how fresh it is.
 
-| the server says | then |
+| the server says | action |
 |---|---|
-| ok, behind | what it sent is applied |
+| ok, behind | the sent entries are applied |
 | gap | the replica is read anew; until it is whole nothing is read of it |
-| astray, lost | nothing is built on it: all is refused until it is put right (`kvfs rebuild`) |
+| astray, lost | nothing is built on it: all is refused until it is repaired (`kvfs rebuild`) |
 
-A replica is as fresh as the moment at which a request was sent that brought all that was new:
+A replica is as fresh as the moment at which a request was sent that brought everything new:
 `heard_at`, by a clock that goes on while the machine sleeps.
 """
 
@@ -25,19 +25,19 @@ from kvfs.meta.replica.applier import Applier
 from kvfs.meta.replica.leader_batch import LeaderBatch, Waiting
 
 _BLOCK_S: Final = 0.5
-"""How long the server keeps a question when there is nothing new."""
+"""Time for which the server holds a request when there is nothing new."""
 _GATHER_S: Final = 0.01
 _OFTEN: Final = 8
-"""Where the last so many answers to this node's own questions came within as many times _GATHER_S,
-the log is read every _GATHER_S: those answers bring what others did, as soon as that, and each of
-its own commits would end the wait for nothing."""
+"""If the last so many answers to this node's own requests came within as many times _GATHER_S, the
+log is read every _GATHER_S: those answers bring the others' commits just as soon, and each of its
+own commits would end the wait for nothing."""
 _PAGE_KEYS: Final = 2_000
 _RETRY_S: Final = 0.25
 _log = logging.getLogger(__name__)
 
 
 class Follower:
-    """The follower of one replica. `asking` serves look-ups that want to be sure, `following` the
+    """The follower of one replica. `asking` serves look-ups that need certainty, `following` the
     log."""
 
     def __init__(self, applier: Applier, asking: RetryingClient, following: RetryingClient) -> None:
@@ -47,15 +47,15 @@ class Follower:
         self._turns = LeaderBatch[Waiting](self._ask_for_all)
         self.whole = trio.Event()
         self._taken_at = deque[float](maxlen=_OFTEN)
-        """When answers to somebody else's questions came, of late."""
+        """Times of the latest answers to other tasks' requests."""
         self.heard_at = 0.0
-        """When, by `now`, the replica held all that was committed; 0: it was not heard yet."""
+        """The time, by `now`, at which the replica held everything committed; 0: not heard yet."""
         self.failure: Unavailable | None = None
-        """Why everything is refused until the engine is heard again."""
+        """The reason why everything is refused until the engine is heard again."""
 
     def take(self, answer: LogReply, sent_at: float) -> bool:
-        """Apply what an answer brought, to a question sent at `sent_at`; whether that was all there
-        is. Raises Unavailable."""
+        """Applies an answer to a request sent at `sent_at`; returns whether that was everything.
+        Raises Unavailable."""
         self._taken_at.append(now())
         status = answer.status
         if status in ("ok", "behind"):
@@ -74,29 +74,32 @@ class Follower:
         raise self.failure
 
     async def catch_up(self) -> None:
-        """Return when the replica holds all that was committed before the call. Raises Unavailable.
+        """Returns when the replica holds everything that was committed before the call. Raises
+        Unavailable.
 
-        All who wait share a request."""
+        All waiting callers share a request."""
         self.check()
         await detach.aside()
         await self._turns.wait(Waiting())
 
     def check(self) -> None:
-        """Raises Unavailable at once where the engine did not answer the last caller, or the
-        replica is not whole."""
+        """Raises Unavailable at once if the engine did not answer the last caller, or the replica
+        is not whole."""
         if self.failure is not None:
             raise Unavailable(str(self.failure))
         if not self.whole.is_set():
             raise Unavailable("the mirror of the metadata is being read: try again")
 
     def failed(self, error: KvfsError) -> Unavailable:
-        """The engine did not answer in time: others fail at once, until it is heard."""
+        """Notes that the engine did not answer in time: others fail at once, until it is heard.
+        Returns the error."""
         self.failure = Unavailable(str(error))
         self._turns.fail(self.failure)
         return self.failure
 
     async def run(self, task_status: "trio.TaskStatus[None]") -> None:
-        """Fill it, then follow, until cancelled. Started when it is whole, and up to date."""
+        """Fills the replica, then follows, until cancelled. Started when it is whole, and up to
+        date."""
         complained = False
         while True:
             try:
@@ -116,7 +119,7 @@ class Follower:
                 await trio.sleep(_RETRY_S)
 
     async def _follow(self) -> None:
-        """Until something is not as expected. Raises Unavailable."""
+        """Follows until something is not as expected. Raises Unavailable."""
         key = self._following.log
         options = (b"COUNT", ENTRIES, b"BLOCK", round(_BLOCK_S * 1000), b"STREAMS", key)
         while self.whole.is_set():
@@ -137,7 +140,7 @@ class Follower:
         return len(taken) == _OFTEN and now() - taken[0] < _OFTEN * _GATHER_S
 
     async def catch_up_by(self, caller: RetryingClient) -> None:
-        """As `catch_up`, for who has a line of his own."""
+        """Like `catch_up`, for a caller that has a connection of its own."""
         is_all = False
         while not is_all:
             mark, sent_at = self._applier.mark, now()
@@ -145,7 +148,7 @@ class Follower:
             is_all = self.take(read_answer(found), sent_at)
 
     async def _ask_for_all(self) -> None:
-        """One turn for all who wait."""
+        """Does one turn for all waiting callers."""
         turns = self._turns
         turns.taken, waiting = list(turns.queue), list(turns.queue)
         turns.queue.clear()

@@ -1,9 +1,8 @@
-"""Takes turns at a distant server: work that several tasks wait for is done together, by one of
-them.
+"""Takes turns at a distant server: one of the tasks that wait for work does it together for all.
 
-The task that comes when nobody is at it does the turn itself, for all that wait; tasks that come
-meanwhile wait, and one of them does the next one. So a request costs the task that asks one wait
-for a socket, and no task in between.
+A task that comes when no other is at it does the turn itself, for all that wait; tasks that come
+meanwhile wait, and one of them does the next one. So a request costs the asking task one wait for a
+socket, and no task in between.
 """
 
 from collections import deque
@@ -15,17 +14,17 @@ import trio
 
 
 class Waiting:
-    """Something that a task waits for."""
+    """Work that a task waits for."""
 
     def __init__(self) -> None:
         self.is_done = False
         self.error: Exception | None = None
         self.task: trio.lowlevel.Task | None = None
-        """The one that sleeps until it is done, or until it is to do the next turn."""
+        """The task that sleeps until it is done, or until it is to do the next turn."""
         self.is_leader = False
 
     def conclude(self, error: Exception | None = None) -> None:
-        """It is done, or it failed."""
+        """Ends the wait: it is done, or it failed."""
         if not self.is_done:
             self.is_done, self.error = True, error
             self.wake()
@@ -40,8 +39,8 @@ W = TypeVar("W", bound=Waiting)
 
 
 class LeaderBatch(Generic[W]):
-    """`turn` takes what it likes out of `queue`, concludes it or puts it back, and never fails but
-    by what it leaves in `taken`, which then fails with it. It is not cancelled."""
+    """`turn` takes any items out of `queue`, concludes them or puts them back, and never fails
+    except by what it leaves in `taken`, which then fails with it. It is not cancelled."""
 
     def __init__(self, turn: Callable[[], Awaitable[None]]) -> None:
         self.queue: deque[W] = deque()
@@ -50,8 +49,8 @@ class LeaderBatch(Generic[W]):
         self._is_busy = False
 
     async def wait(self, item: W) -> None:
-        """Until it is done; raises its error. Cancelled: it was taken by nobody, and is not
-        done."""
+        """Waits until the item is done; raises its error. Cancelled: no turn has taken it, and it
+        is not done."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self.queue.append(item)
         if self._is_busy:
@@ -64,7 +63,7 @@ class LeaderBatch(Generic[W]):
             raise item.error
 
     def fail(self, error: Exception) -> None:
-        """All that wait and were not taken."""
+        """Fails all that wait and were not taken."""
         while self.queue:
             self.queue.popleft().conclude(error)
 

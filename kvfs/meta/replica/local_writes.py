@@ -1,27 +1,28 @@
-"""Files that this node alone knows of: they were made here, and nobody else has to know yet.
+"""Files that this node alone knows of: they were made here, and no other node has to know yet.
 
 Making a file and closing it would be two commits at the server. So the first is done in the
-metadata replica alone: the keys of its inode, its entry, and what it merges (usage, its directory's
-times). Whatever transaction reads or writes one of these keys later takes the whole group along to
-the server, where they are not there yet: so a new file costs one round trip, when it is closed.
+metadata replica alone: the keys of its inode, its entry, and its merges (usage, its directory's
+times). Any transaction that reads or writes one of these keys later takes the whole group along to
+the server: so a new file costs one round trip, when it is closed.
 
 A file made with O_EXCL is at the server from the start, unpublished: nobody else sees it, but its
 name is taken. Its first close can be private all the same.
 
-| what | in the replica's file | at the server |
+| part | in the replica's file | at the server |
 |---|---|---|
-| keys of a group | their values | absent, or what they were before, by which they are checked |
+| keys of a group | their values | absent, or their earlier values, by which they are checked |
 | a key into which a group merged | with all groups' operands | without: its shadow |
 
 Invariants
 - A group's keys, its record and the shadows are written in one commit, and go in the one that
   applies the entry of the log that has its inode.
-- Numbers of inodes are a node's own, so nobody else ever writes those keys. Somebody else may write
-  an entry's key: then theirs stands, and whoever takes the group along sees to its name (`Settle`).
-- What is at the server already others may move or remove by its name: then the names are theirs,
-  and content and state this node's, until it is known.
-- What the server does not have at all is made, and published, with a delegation of its namespace
-  alone (`kvfs.meta.delegations`): so its directory stays until it is known.
+- Numbers of inodes are a node's own, so nobody else ever writes those keys. Another node may write
+  an entry's key: then that entry stands, and the transaction that takes the group along settles its
+  name (`Settle`).
+- Others may move or remove a file that is at the server already by its name: then the names are
+  theirs, and content and state this node's, until it is known.
+- A file that the server does not have at all is made, and published, only with a delegation of its
+  namespace (`kvfs.meta.delegations`): so its directory stays until it is known.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,14 +39,14 @@ from kvfs.meta.records import Flag, namespace_of, pack, unpack_inode
 from kvfs.meta.replica.replica_view import View
 
 Settle = Callable[[Transaction, int, float], None]
-"""Sees to it that the name of a file that is to be known leads to it, and that its directory is
-there; told when it was published here, as a group has it."""
+"""Ensures that the name of a file that is to be known leads to it, and that its directory is there;
+told when it was published here, as a group has it."""
 Span = tuple[bytes, bytes, int, bytes]
-"""As `Proposal.ranges`."""
+"""Like `Proposal.ranges`."""
 _GROUPS: Final = b"\xff~g"
 _SHADOWS: Final = b"\xff~s"
-"""In the unnamed database, beyond every key of the metadata: records of groups, by inode; and what
-the server has of a key, by that."""
+"""Keys in the unnamed database, beyond every key of the metadata: records of groups, by inode; and
+the server's value of a key, by that."""
 _OF_INODE: Final = frozenset(b"iouwxpr")
 _ENTRY: Final = ord("e")
 _HELD: Final = ord("h")
@@ -59,9 +60,9 @@ class InodeWrites(msgspec.Struct, array_like=True):
     """The keys that are there, in the replica alone."""
     merges: dict[bytes, bytes]
     is_published: bool = False
-    """Others are to know of it, as soon as it can be."""
+    """Whether others are to know of it, as soon as possible."""
     published_at: float = 0.0
-    """When it was published here alone, in seconds since this host's boot; 0: it was not."""
+    """Time when it was published here alone, in seconds since this host's boot; 0: it was not."""
     before: dict[bytes, bytes] = {}
     """The server's values of keys that are there too. Those without a value are deleted here."""
 
@@ -87,7 +88,7 @@ class Committed(NamedTuple):
     is_done: bool
     result: object = None
     lacks_delegation: bool = False
-    """It would have been done with one."""
+    """Whether it would have been done with one."""
 
 
 class Privates:
@@ -106,11 +107,11 @@ class Privates:
         self._pending: dict[bytes, bytes] = {}
         """The merges of all of them, as one operand."""
         self.sent: set[int] = set()
-        """Groups that were sent to the server, with what became of them not known: whatever else is
-        done to them it has to hear of."""
+        """Groups that were sent to the server, with unknown result: it has to hear of everything
+        else that is done to them."""
 
     def load(self) -> None:
-        """As the file has it. Raises Corrupt, Unavailable."""
+        """Loads the groups of the file. Raises Corrupt, Unavailable."""
 
         def fn(t: Transaction) -> None:
             for key, value in t.scan(_GROUPS, keys.after(_GROUPS)):
@@ -135,7 +136,7 @@ class Privates:
             self.load()
 
     def published(self) -> list[int]:
-        """Groups that are to be known."""
+        """Returns the groups that are to be known."""
         return [ino for ino, group in self.groups.items() if group.is_published]
 
     # ---- what this node does
@@ -143,8 +144,8 @@ class Privates:
     def commit(
         self, fn: Callable[[Transaction], object], ino: int, *, is_published: bool
     ) -> Committed:
-        """Run `fn` and commit it here; whether it could be, and what it returned. It could not
-        where it did more than make an inode, change one that is private, or publish one that nobody
+        """Runs `fn` and commits it here; returns whether that was possible, and the result. It is
+        not if `fn` did more than make an inode, change a private one, or publish one that nobody
         else sees, nor without a delegation. Errors of `fn` pass through. Raises NoSpace, Corrupt,
         Unavailable."""
 
@@ -174,9 +175,10 @@ class Privates:
         return Committed(True, result)
 
     def named_in(self, t: Transaction, namespace_id: int) -> list[int]:
-        """Groups whose place is to be sure before this node's delegation of their namespace ends:
-        those that are published, and those whose name nobody has taken and whose directory is
-        there. The others are not published but by a commit that says whether they have a place."""
+        """Returns the groups whose place must be certain before this node's delegation of their
+        namespace ends: those that are published, and those whose name nobody has taken and whose
+        directory is there. The others are published only by a commit that tells whether they have a
+        place."""
         return [
             ino
             for ino, group in self.groups.items()
@@ -185,8 +187,8 @@ class Privates:
         ]
 
     def touched(self, names: Iterable[bytes], ranges: Iterable[Span]) -> set[int]:
-        """Groups of which somebody read or wrote something who does not know that they are
-        private."""
+        """Returns the groups of which a caller that does not know that they are private read or
+        wrote anything."""
         found = set[int]()
         if not self.groups:
             return found
@@ -201,8 +203,8 @@ class Privates:
     # ---- what the log says
 
     def settle(self, t: Transaction, written: Sequence[bytes | None]) -> bool:
-        """Groups that keys and values to be applied make known are private no more; whether there
-        were any."""
+        """Ends the privacy of groups that the keys and values to be applied make known; returns
+        whether there were any."""
         found = False
         if not self.groups:
             return found
@@ -214,12 +216,12 @@ class Privates:
         return found
 
     def is_new(self, key: bytes) -> bool:
-        """Whether it is a key that the server never had."""
+        """Returns whether it is a key that the server never had."""
         ino = self.owners.get(key)
         return ino is not None and key not in self.groups[ino].before
 
     def put(self, t: Transaction, key: bytes, value: bytes | None) -> None:
-        """Write what the server has of a key."""
+        """Writes the server's value of a key."""
         ino = self.owners.get(key)
         if ino is not None and self._stays(t, ino, key, value):
             return
@@ -241,13 +243,14 @@ class Privates:
     # ---- inside
 
     def _may_be(self, t: Transaction, ino: int, is_published: bool) -> bool:
-        """Whether a transaction on this inode may be private."""
+        """Returns whether a transaction on this inode may be private."""
         if ino in self.groups or t.get(keys.inode(ino)) is None:
             return True
         return is_published and t.get(keys.unpublished(ino)) == self._local.node
 
     def _stays(self, t: Transaction, ino: int, key: bytes, value: bytes | None) -> bool:
-        """Whether a key of a group is private still, now that the server has this of it."""
+        """Returns whether a key of a group is still private, now that the server has this value of
+        it."""
         group = self.groups[ino]
         if key not in group.before:
             return False
@@ -265,7 +268,7 @@ class Privates:
         return True
 
     def _changed(self, t: Transaction, view: View, ino: int, is_published: bool) -> InodeWrites:
-        """The group as it will be. Raises _NotPrivate."""
+        """Returns the group as it will be. Raises _NotPrivate."""
         old = self.groups.get(ino, InodeWrites(set(), {}))
         names, packed = set(old.keys), keys.pack_u64(ino)
         before = dict(old.before)
@@ -353,7 +356,7 @@ class Privates:
 
 
 def _has_new_name(group: InodeWrites) -> bool:
-    """Whether it has a name that the server has not."""
+    """Returns whether it has a name that the server has not."""
     return any(key[0] == _ENTRY and key not in group.before for key in group.keys)
 
 
@@ -365,12 +368,12 @@ def _has_directory(t: Transaction, ino: int) -> bool:
 
 
 def inodes_among(names: Iterable[bytes]) -> list[int]:
-    """The inodes whose records are among these keys."""
+    """Returns the inodes whose records are among these keys."""
     return [keys.unpack_u64(name, 1) for name in names if name[0] == _INODE]
 
 
 def _publishes(written: Sequence[bytes | None], ino: int) -> bool:
-    """Whether these keys and values publish an inode, or drop it."""
+    """Returns whether these keys and values publish an inode, or drop it."""
     mark = keys.unpublished(ino)
     return any(
         key == mark and value is None
@@ -379,7 +382,7 @@ def _publishes(written: Sequence[bytes | None], ino: int) -> bool:
 
 
 def _renamed(own: bytes, theirs: bytes) -> bytes:
-    """A record that this node published, with what others did to its names."""
+    """Returns a record that this node published, with what others did to its names."""
     inode, other = unpack_inode(own), unpack_inode(theirs)
     inode.nlink, inode.parent, inode.name = other.nlink, other.parent, other.name
     inode.ctime_ns = max(inode.ctime_ns, other.ctime_ns)
@@ -391,7 +394,7 @@ def _record(ino: int) -> bytes:
 
 
 def _is_of(key: bytes, packed: bytes) -> bool:
-    """Whether it is a key of an inode's own."""
+    """Returns whether it is a key of an inode's own."""
     if key[0] in _OF_INODE:
         return key[1:9] == packed
     return key[0] == _HELD and key[3:11] == packed

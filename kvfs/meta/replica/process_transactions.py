@@ -1,8 +1,8 @@
-"""Transactions of a node's other processes: run on the metadata replica where they are, committed
-by the node.
+"""Transactions of a node's other processes: run on the metadata replica in those processes,
+committed by the node.
 
-A process that has the replica's file open (to read) runs the function itself and sends what it read
-and wrote; the node proposes that as its own. Refused, it is run again: the replica is newer by
+A process that has the replica's file open (to read) runs the function itself and sends its reads
+and writes; the node proposes them as its own. Refused, it is run again: the replica is newer by
 then.
 """
 
@@ -42,7 +42,7 @@ def pack(proposal: Proposal) -> bytes:
 
 
 def unpack(packed: bytes) -> Proposal:
-    """Raises Invalid: that is no proposal."""
+    """Returns the proposal. Raises Invalid for anything else."""
     try:
         found = _decode(packed)
     except msgspec.DecodeError as error:
@@ -63,10 +63,10 @@ def ask(
     most_bytes: int,
     deadline_s: float = DEADLINE_S,
 ) -> T:
-    """Run `fn` on the replica `local` and have what it wrote committed by `propose`, which sends it
+    """Runs `fn` on the replica `local` and has its writes committed by `propose`, which sends them
     to the node (`unpack`, `MirrorEngine.propose`) and returns its answer; blocking.
 
-    Errors of both pass through. Raises Unavailable while the replica is not whole, Conflict where
+    Errors of both pass through. Raises Unavailable while the replica is not whole, Conflict if
     others were faster until the deadline, TooLarge over `most_bytes`.
     """
     end = time.monotonic() + deadline_s

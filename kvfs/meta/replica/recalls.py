@@ -3,12 +3,12 @@
 | step of a recall | in the engine | after a kill here | after a kill of the other node |
 |---|---|---|---|
 | 1 recalled | the other's delegation says so | 2 comes all the same | its next start, or 2b |
-| 2 what it made is known | its delegation is gone | nothing to do | nothing to do |
-| 2b its lease has ended | its delegation is gone | nothing to do | what it made may lack a place |
+| 2 its files are known | its delegation is gone | nothing to do | nothing to do |
+| 2b its lease has ended | its delegation is gone | nothing to do | its files may lack a place |
 | 3 the directory is removed | nobody has one: 3 looks | - | - |
 
-All goes through the engine, and its log tells of it: a node that cannot hear of a recall cannot
-renew its lease either. No clock tells anything, and nobody believes an answer of before a restart.
+Everything goes through the engine, and its log tells of it: a node that cannot hear of a recall
+cannot renew its lease either. No clock is used, and no answer from before a restart is believed.
 """
 
 import logging
@@ -27,20 +27,19 @@ from kvfs.meta.replica.committer import Function, Proposer
 from kvfs.meta.replica.local_writes import Privates
 
 PATIENCE_S: Final = 15.0
-"""For which a removal waits: longer than it takes to know that a node is dead."""
+"""Time for which a removal waits: longer than it takes to know that a node is dead."""
 RECHECK_S: Final = 0.5
-"""The end of a lease is told by no log."""
+"""Time between checks for the end of a lease, which no log tells."""
 PAUSE_S: Final = 0.25
-"""For which a node takes no delegation again: whoever wants to remove a directory needs a moment in
-which there is none, and removes others soon."""
+"""Time for which a node takes no delegation again: a node that wants to remove a directory needs a
+moment in which there is none, and removes others soon."""
 _RETRY_S: Final = 0.25
 _BATCH: Final = 64
 _log = logging.getLogger(__name__)
 
 
 class Recalls:
-    """The recalls of one replica. `is_alive`: whether another node may still do what it has a
-    delegation for."""
+    """The recalls of one replica. `is_alive`: whether another node may still use its delegation."""
 
     def __init__(
         self, node: int, privates: Privates, proposer: Proposer, is_alive: Callable[[int], bool]
@@ -57,7 +56,7 @@ class Recalls:
         self._wake = trio.Event()
 
     def taking(self, namespace_id: int, fn: Function) -> Function:
-        """`fn`, and with it a delegation is taken where that can be."""
+        """Returns `fn`, extended to take a delegation if that is possible."""
         if trio.current_time() < self._paused.get(namespace_id, -math.inf):
             return fn
 
@@ -87,8 +86,8 @@ class Recalls:
                 self._give_back_soon(namespace_id)
 
     async def recall(self, namespace_id: int, end: float) -> None:
-        """When this returns, no living node but this one has a delegation of the namespace; one may
-        take one again at once. Raises Busy at `end`, Unavailable, Conflict, NoSpace."""
+        """Returns when no living node but this one has a delegation of the namespace; one may take
+        one again at once. Raises Busy at `end`, Unavailable, Conflict, NoSpace."""
         with trio.move_on_at(end):
             while True:
                 gone = self._waiting.setdefault(namespace_id, trio.Event())
@@ -99,7 +98,7 @@ class Recalls:
         raise Busy("another node may be making files in the directory, and does not answer")
 
     async def run(self) -> None:
-        """Give back what is recalled, until cancelled."""
+        """Gives back recalled delegations, until cancelled."""
         complained = False
         while True:
             await self._wake.wait()
@@ -121,7 +120,7 @@ class Recalls:
                     complained = False
 
     def _ask(self, namespace_id: int, t: Transaction) -> bool:
-        """Whether there is anybody to wait for."""
+        """Returns whether there is any node to wait for."""
         is_waiting = False
         for node in delegations.others(t, namespace_id):
             key = keys.delegation(namespace_id, keys.pack_node(node))
@@ -145,8 +144,8 @@ class Recalls:
             return self._privates.named_in(t, namespace_id)[:_BATCH]
 
         def fn(t: Transaction) -> bool:
-            """Nothing is made any more that only this node knows of, since the replica says that it
-            was recalled; what is beyond a batch comes first."""
+            """Gives it back. No file is made any more that only this node knows of, since the
+            replica says that it was recalled; files beyond a batch come first."""
             if len(self._privates.named_in(t, namespace_id)) > _BATCH:
                 return False
             t.delete(key)

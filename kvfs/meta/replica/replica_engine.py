@@ -2,15 +2,15 @@
 by a server (Redis or Valkey).
 
 Invariants
-- What is read is one moment of the whole; it is as old as `heard_at` says at most. `catch_up`
-  brings it up to now.
-- What `transact` returned is committed at the server, and in the replica; what is private to this
-  node (`private`) in the replica alone, until somebody else has to know.
-- Nothing is committed on what the server does not have any more.
+- A read sees one moment of the whole; it is at most as old as `heard_at` says. `catch_up` brings it
+  up to now.
+- A transaction whose `transact` returned is committed at the server, and in the replica; writes
+  that are private to this node (`private`) in the replica alone, until another node has to know.
+- Nothing is committed on a basis that the server does not have any more.
 
-Why not a cache of what was read: a prompt asks for many names that are not there, each for the
-first time, and only who has all names can say so by itself. The price is some 400 bytes a file on
-each node.
+A cache of reads would not do: a prompt asks for many names that are not there, each for the first
+time, and only a node that has all names can tell that by itself. The price is some 400 bytes a file
+on each node.
 """
 
 import logging
@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 
 class MirrorEngine:
-    """The replica in `local`, of the metadata at `url`, of which `cluster` says whose they have to
-    be (None: anybody's). All methods but `read_now` belong to the event loop that runs `run`."""
+    """The replica in `local`, of the metadata at `url`, which must be those of `cluster` (None:
+    anybody's). All methods but `read_now` belong to the event loop that runs `run`."""
 
     immediate = False
     reads_immediate = True
@@ -62,7 +62,7 @@ class MirrorEngine:
         settle: Settle = lambda _t, _ino, _published_at: None,
         is_alive: Callable[[int], bool] = lambda _node: True,
     ) -> None:
-        """`settle` sees to the name of a private inode that is to be known. `on_applied` is told
+        """`settle` handles the name of a private inode that is to be known. `on_applied` is told
         what others changed, when it is in the replica; it must not wait. `is_alive`: whether
         another node holds its lease. Raises Invalid, NotSupported (the URL)."""
         location = locate(url)
@@ -109,18 +109,19 @@ class MirrorEngine:
 
     @property
     def is_full(self) -> bool:
-        """Whether the server had no memory for the last change that was to add something."""
+        """Whether the server had no memory for the last change that would add."""
         return self._proposer.is_full
 
     @property
     def refusal(self) -> str | None:
-        """Why the replica cannot take what others commit (its disk is full, for one), or None."""
+        """The reason why the replica cannot take the commits of others (its disk is full, for one),
+        or None."""
         return self._applier.refusal
 
     @property
     def heard_at(self) -> float:
-        """When the replica held all that was committed, at least, by `clock.now`; 0: it is not
-        fit for use."""
+        """The time when the replica held everything committed, at least, by `clock.now`; 0: it is
+        not fit for use."""
         return self._follower.heard_at
 
     @property
@@ -131,14 +132,14 @@ class MirrorEngine:
     # ---- what the core asks
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
-        """As `read`, from any thread."""
+        """Like `read`, from any thread."""
         if not self._follower.whole.is_set():
             self._follower.check()
         return self.local.read_now(fn)
 
     def namespace(self, number: int) -> Namespace | None:
-        """The record of a namespace, None where there is none: asked for several times a file, it
-        is remembered while it stays. Not to be changed. Raises Unavailable."""
+        """Returns the record of a namespace, None if there is none: it is asked for several times a
+        file, so it is remembered while it stays. It must not be changed. Raises Unavailable."""
         known = self._applier.namespaces
         if number not in known or not self._follower.whole.is_set():
             value = self.read_now(lambda t: t.get(keys.namespace(number)))
@@ -146,18 +147,18 @@ class MirrorEngine:
         return known[number]
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on the replica; never suspends. Raises Unavailable while it is not whole."""
+        """Runs `fn` on the replica; never suspends. Raises Unavailable while it is not whole."""
         return self.read_now(fn)
 
     async def transact(
         self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
     ) -> T:
-        """Run `fn` on the replica, and commit. Cancelled while it waits: nothing was committed;
-        when it was sent, it is waited for, at most until the deadline.
+        """Runs `fn` on the replica, and commits. Cancelled while it waits: nothing was committed;
+        once it was sent, it is waited for, at most until the deadline.
 
-        `private`: an inode that `fn` makes or changes, and nothing else but its entry: where that
-        can be it is committed on this node alone, at once, and others know of it with the next
-        transaction that reads or writes any of it; `behind`: they shall know of it soon.
+        `private`: an inode that `fn` makes or changes, and nothing else but its entry: if possible
+        it is committed on this node alone, at once, and others know of it with the next transaction
+        that reads or writes any of it; `behind`: they shall know of it soon.
 
         Raises Unavailable (it may be committed or not), Conflict, TooLarge."""
         self._check_open()
@@ -175,30 +176,30 @@ class MirrorEngine:
         return result
 
     async def propose(self, proposal: Proposal) -> bool:
-        """Commit what another process ran on this replica. False: it is to be run again, on the
-        replica as it is now. Cancelled, raises: as `transact`."""
+        """Commits a proposal that another process ran on this replica. False: it must be run again,
+        on the present replica. Cancelled, raises: as for `transact`."""
         self._check_open()
         return await self._proposer.propose(proposal)
 
     async def recall(self, namespace_id: int) -> None:
-        """Before another process removes a directory of the namespace: all that other nodes made
-        there is known. Raises Busy, Unavailable, Conflict, NoSpace."""
+        """Prepares for another process that removes a directory of the namespace: all files that
+        other nodes made there are known then. Raises Busy, Unavailable, Conflict, NoSpace."""
         self._check_open()
         await self._recalls.recall(namespace_id, trio.current_time() + PATIENCE_S)
 
     async def catch_up(self) -> None:
-        """When this returns, the replica holds all that was committed anywhere before the call: one
-        round trip, which all share who wait. Raises Unavailable."""
+        """Returns when the replica holds everything that was committed anywhere before the call:
+        one round trip, which all waiting callers share. Raises Unavailable."""
         self._check_open()
         await self._follower.catch_up()
 
     async def sync(self) -> None:
-        """Everything committed before the call is kept as `promise` says, and what this host keeps
+        """Makes everything committed before the call kept as `promise` says; what this host keeps
         for itself survives power loss. Raises Unavailable."""
         await self.promise()
 
     async def promise(self) -> str:
-        """As `sync`; says what survives the server's death."""
+        """Like `sync`; returns which commits survive the server's death."""
         self._check_open()
         await self._behind.drain()
         await self.local.sync()
@@ -208,17 +209,17 @@ class MirrorEngine:
     # ---- what the node asks of the file
 
     def generation(self) -> int:
-        """As `EmbeddedEngine.generation`."""
+        """Like `EmbeddedEngine.generation`."""
         return self.local.generation()
 
     def database(self, name: bytes) -> Database:
-        """As `EmbeddedEngine.database`: of this node alone."""
+        """Like `EmbeddedEngine.database`: of this node alone."""
         return self.local.database(name)
 
     async def run(self, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the cluster until cancelled; started when the replica is whole and up to date,
-        however long the server takes to be there. Raises Invalid, NotSupported, Conflict: it will
-        not do."""
+        """Follows the cluster until cancelled; started when the replica is whole and up to date,
+        however long the server takes to be there. Raises Invalid, NotSupported, Conflict: the
+        server is unsuitable."""
         try:
             cluster = await self._examined()
             mark = check_mirror(self.local, cluster, self.node)
@@ -241,7 +242,8 @@ class MirrorEngine:
             self.close()
 
     def close(self) -> None:
-        """Give up what is under way, and the connections; idempotent. The file is the caller's."""
+        """Gives up the work under way, and the connections; idempotent. The file is the
+        caller's."""
         self._is_closed = True
         for caller in self._callers:
             caller.stop()
@@ -262,8 +264,7 @@ class MirrorEngine:
             raise Unavailable("the engine is closed")
 
     async def _commit(self, fn: Function) -> Any:
-        """Commits; where others have delegations that must go first, they are recalled. Raises Busy
-        too."""
+        """Commits; delegations of others that must go first are recalled. Raises Busy too."""
         end = 0.0
         while True:
             try:
@@ -289,5 +290,5 @@ class MirrorEngine:
 
 
 def _new_mark(cluster: str, node: int) -> ReplicaMark:
-    """The mark of a replica that holds nothing yet."""
+    """Returns the mark of a replica that holds nothing yet."""
     return ReplicaMark(cluster=cluster, node=node, position=0, token=b"", filled=b"")

@@ -1,4 +1,5 @@
-"""The mark that makes an LMDB file a metadata replica: whose it is, and how far it has come."""
+"""The mark that makes an LMDB file a metadata replica: its cluster and node, and how far it has
+come."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaMark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
-    """Written with all that it speaks of, in one commit."""
+    """Written in one commit with everything that it describes."""
 
     cluster: str
     node: int
@@ -23,7 +24,7 @@ class ReplicaMark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     token: bytes
     """The token of that entry."""
     filled: bytes | None
-    """Up to which key it has been read from the server; None: it is whole."""
+    """The key up to which it has been read from the server; None: it is whole."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -31,7 +32,7 @@ _decode: Final = msgspec.msgpack.Decoder(ReplicaMark).decode
 
 
 def read_mark(t: Transaction) -> ReplicaMark | None:
-    """None: it is no replica. Raises Corrupt."""
+    """Returns the mark; None: it is no replica. Raises Corrupt."""
     packed = t.get(MIRROR_KEY)
     return None if packed is None else _unpack(packed)
 
@@ -41,7 +42,7 @@ def write_mark(t: Transaction, mark: ReplicaMark) -> None:
 
 
 def unfilled(packed: bytes) -> bytes:
-    """A mark, as of a replica that is to be read anew. Raises Corrupt."""
+    """Returns a mark of a replica that is to be read anew. Raises Corrupt."""
     return _encode(msgspec.structs.replace(_unpack(packed), filled=b""))
 
 
@@ -53,7 +54,7 @@ def _unpack(packed: bytes) -> ReplicaMark:
 
 
 def refuse_mirror(local: "EmbeddedEngine") -> None:
-    """Refuses a replica for a lone node. Raises Conflict where its store's metadata are a
+    """Refuses a replica for a lone node. Raises Conflict if its store's metadata are a
     cluster's."""
     mark = local.read_now(read_mark)
     if mark is not None:
@@ -74,9 +75,9 @@ def refuse_lone(local: "EmbeddedEngine") -> None:
 
 
 def check_mirror(local: "EmbeddedEngine", cluster: str, node: int) -> ReplicaMark | None:
-    """Checks the file for a node of a cluster. None where it is new, or was another node's of the
-    cluster, as which it was removed: it is to be read anew. Raises NotSupported where it holds a
-    lone node's metadata, Conflict where another cluster's."""
+    """Checks the file for a node of a cluster. None if it is new, or was another node's of the
+    cluster, as which it was removed: it is to be read anew. Raises NotSupported if it holds a lone
+    node's metadata, Conflict if another cluster's."""
     mark = local.read_now(read_mark)
     if mark is None:
         if local.read_now(lambda t: t.get(keys.VERSION)) is not None:

@@ -1,7 +1,7 @@
 """A transaction that is run on a metadata replica, to be proposed. No I/O but reading the replica.
 
-It remembers what it read, values and ranges, which the server finds unchanged or refuses it. It has
-not read the keys that it merges into.
+It remembers the values and ranges that it read, which the server finds unchanged or refuses it. It
+has not read the keys that it merges into.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,7 @@ class Below:
         return key in self._writes or key in self._merges
 
     def add(self, view: "View") -> None:
-        """One that comes after those before."""
+        """Adds a transaction after the earlier ones."""
         for key, value in view.writes.items():
             self._writes[key] = value
             self._merges.pop(key, None)
@@ -38,13 +38,13 @@ class Below:
                 self._merges[key] = merged(key, self._merges.get(key, None), operand) or operand
 
     def over(self, key: bytes, value: bytes | None) -> bytes | None:
-        """The value of a key whose value in the replica is `value`."""
+        """Returns the value of a key whose value in the replica is `value`."""
         if key in self._writes:
             return self._writes[key]
         return merged(key, value, self._merges[key])
 
     def within(self, start: bytes, end: bytes) -> list[bytes]:
-        """Keys of a range, in order."""
+        """Returns the keys of a range, in order."""
         return sorted(
             key for each in (self._writes, self._merges) for key in each if start <= key < end
         )
@@ -89,7 +89,7 @@ class Carried(Protocol):
 
 
 class View(GatheredWrites):
-    """Run one function on it; then `proposal` is what it did."""
+    """Runs one function on it; `proposal` then returns what it did."""
 
     def __init__(
         self,
@@ -112,10 +112,10 @@ class View(GatheredWrites):
         self._seen: dict[bytes, bytes | None] = {}
         """Values that it read."""
         self.reads: dict[bytes, bytes | None] = {}
-        """The values that the server is to have of those."""
+        """The values that the server must have of those."""
         self.merges: dict[bytes, bytes] = {}
         self.leans = False
-        """Whether it read what is to be committed just before."""
+        """Whether it read writes that are to be committed just before."""
         self._ranges: list[_Range] = []
 
     @property
@@ -124,7 +124,7 @@ class View(GatheredWrites):
         return bool(self.writes or self.merges or self.leans)
 
     def proposal(self) -> Proposal:
-        """The reads and writes that are to be committed."""
+        """Returns the reads and writes that are to be committed."""
         ranges = [
             (each.start, each.end[0], len(each.pairs) + 1, digest(each.pairs))
             for each in self._ranges
@@ -135,8 +135,8 @@ class View(GatheredWrites):
     def carry(
         self, settle: Callable[[Transaction, int, float], None], inos: Iterable[int] = ()
     ) -> None:
-        """Take along the private groups that it read or wrote of, and those of `inos`: of each
-        first `settle`, which may read and write more."""
+        """Takes along the private groups that it read or wrote of, and those of `inos`: first
+        `settle` of each, which may read and write more."""
         if self._privates is None:
             return
         self.carried.update(dict.fromkeys(inos))
@@ -158,7 +158,8 @@ class View(GatheredWrites):
                 self._take(group)
 
     def _take(self, group: Carried) -> None:
-        """Its values, where the transaction did not write others; what is there is as it was."""
+        """Takes a group's values, unless the transaction wrote others; existing ones stay as they
+        were."""
         for key in group.keys:
             if key not in self.writes:
                 self.writes[key] = self._base.get(key)
@@ -226,7 +227,7 @@ class View(GatheredWrites):
         return (key for key, _ in self.scan(start, end))
 
     def _present(self, key: bytes) -> Iterator[Pair]:
-        """A pair of its own."""
+        """Yields a pair of its own."""
         value = self.get(key)
         if value is not None:
             yield key, value
@@ -247,12 +248,12 @@ class View(GatheredWrites):
         return value
 
     def _expect(self, key: bytes, value: bytes | None) -> None:
-        """The server has to have it; what is merged into changes all the time."""
+        """Notes that the server must have it; a merged key changes all the time."""
         if key[0] not in MERGED:
             self.reads[key] = value
 
     def _record(self, read: _Range, pair: Pair) -> None:
-        """Records what the server is to have there."""
+        """Records what the server must have there."""
         key, value = pair
         if key in self._below:
             read.pairs.append(pair)
@@ -268,7 +269,7 @@ class View(GatheredWrites):
                 read.pairs.append((key, there))
 
     def _scan_below(self, start: bytes, end: bytes) -> Iterator[Pair]:
-        """The replica's pairs, with those of the transactions before."""
+        """Yields the replica's pairs, with those of the transactions before."""
         below = self._below.within(start, end)
         self.leans = self.leans or bool(below)
         taken = 0

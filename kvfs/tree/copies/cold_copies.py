@@ -44,20 +44,21 @@ class Object(NamedTuple):
 
 
 def is_wanted(t: Transaction, ino: int) -> bool:
-    """Whether the file's namespace asks for the cold tier."""
+    """Returns whether the file's namespace asks for the cold tier."""
     value = t.get(keys.namespace(namespace_of(ino)))
     return value is not None and unpack_namespace(value).cold
 
 
 def object_of(ino: int, inode: Inode) -> Object | None:
-    """The object of a file that may be demoted: sealed, on disk, and with a name; else None."""
+    """Returns the object of a file that may be demoted: sealed, on disk, and with a name; else
+    None."""
     if not inode.flags & Flag.SEALED or inode.boot or not inode.nlink:
         return None
     return Object(ino, inode.version, inode.checksum)
 
 
 def begin(t: Transaction, wanted: Object) -> bool:
-    """Step 1; False where the file is another by now, or its object is still to be collected."""
+    """Steps 1; False where the file is another by now, or its object is still to be collected."""
     key = keys.cold_object(*wanted)
     inode = read_inodes(t, [wanted.ino])[0]
     if inode is None or object_of(wanted.ino, inode) != wanted or inode.flags & Flag.COLD:
@@ -69,7 +70,7 @@ def begin(t: Transaction, wanted: Object) -> bool:
 
 
 def finish(t: Transaction, done: Object) -> bool:
-    """Step 3; False where the file is another by now: its object is garbage."""
+    """Steps 3; False where the file is another by now: its object is garbage."""
     key = keys.cold_object(*done)
     inode = read_inodes(t, [done.ino])[0]
     if inode is None or object_of(done.ino, inode) != done or inode.flags & Flag.COLD:
@@ -82,7 +83,7 @@ def finish(t: Transaction, done: Object) -> bool:
 
 
 def there(t: Transaction, asked: Sequence[Object]) -> list[Object]:
-    """The objects of which the tier has a copy now."""
+    """Returns the objects of which the tier has a copy now."""
     inodes = read_inodes(t, [each.ino for each in asked])
     return [
         each
@@ -97,8 +98,8 @@ def give_up(t: Transaction, failed: Object) -> None:
 
 
 def release(t: Transaction, kept: Object) -> bool:
-    """Step 4, before the data file goes: it takes no space here; False where the file is another by
-    now. In a cluster it takes none at all where no other node has it."""
+    """Steps 4, before the data file goes: it takes no space here; False where the file is another
+    by now. In a cluster it takes none at all where no other node has it."""
     inode = read_inodes(t, [kept.ino])[0]
     if inode is None or object_of(kept.ino, inode) != kept or not inode.flags & Flag.COLD:
         return False

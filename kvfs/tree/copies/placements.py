@@ -97,7 +97,7 @@ def leave_to_others(t: Transaction, ino: int) -> bool:
 
 
 def is_held(t: Transaction, ino: int) -> bool:
-    """Whether any node has anything of the file."""
+    """Returns whether any node has anything of the file."""
     prefix = keys.placements(ino)
     return next(t.scan(prefix, keys.after(prefix)), None) is not None
 
@@ -112,7 +112,7 @@ def holders(t: Transaction, ino: int) -> list[Holder]:
 
 
 def holding(t: Transaction, inos: Sequence[int], node: bytes) -> list[Holding | None]:
-    """A node's holding of each of these files; one round trip."""
+    """Returns a node's holding of each of these files; one round trip."""
     values = t.get_many([keys.placement(ino, node) for ino in inos])
     return [None if value is None else unpack_holding(value) for value in values]
 

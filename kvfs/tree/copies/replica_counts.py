@@ -44,7 +44,7 @@ def look(t: Transaction, inos: Sequence[int]) -> list[HeldFile]:
 
 
 def whole_holders(t: Transaction, ino: int, version: int) -> list[int]:
-    """The nodes that have all of this version of a file."""
+    """Returns the nodes that have all of this version of a file."""
     return [
         keys.unpack_node(each.node)
         for each in placements.holders(t, ino)
