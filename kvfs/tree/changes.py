@@ -1,4 +1,4 @@
-"""Changes of names behind the mount's back, as a process tells the node."""
+"""Changes of names behind the mount's back, as a process reports them to the node."""
 
 import base64
 import binascii
@@ -14,11 +14,11 @@ class Change(NamedTuple):
     """A name that came, went or now stands for another inode, behind the mount's back."""
 
     parent: int
-    """Its listing, or content, is forgotten too; 0: none is."""
+    """The directory whose listing, or content, is forgotten too; 0: none is."""
     name: bytes
-    """As a mount shows it; empty: no mount does, it is about the inode alone."""
+    """The name as a mount shows it; empty: no mount does, it is about the inode alone."""
     ino: int
-    """The inode that lost a link by it, perhaps its last, or of which something else is told; 0:
+    """The inode that lost a link by it, perhaps its last, or about which something else is told; 0:
     none."""
 
 

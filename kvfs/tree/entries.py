@@ -1,7 +1,7 @@
-"""The steps that every change of a name is made of: find, touch the parent, move, lose a link.
+"""The steps of every change of a name: find, touch the parent, move, lose a link.
 
-A directory's entry is `name/`, any other's `name`. Both may stand in one parent, and names may be
-of bytes that no mount can show, since object stores allow it: see `name_escaping`.
+A directory's entry is `name/`, any other's `name`. Both may stand in one parent, and names may have
+bytes that no mount can show, since object stores allow it: see `name_escaping`.
 
 Invariants
 - A file with one link has no backlink keys; with more, one for each link, and (parent, name) of its
@@ -21,7 +21,7 @@ from kvfs.tree import name_escaping
 from kvfs.tree.inodes import drop_inode, is_directory, stamp, write_inode
 
 Keep = Callable[[int], bool]
-"""Whether an inode whose last link goes may still be held by somebody, and so must stay as an
+"""Returns whether an inode whose last link goes may still be held, and so must stay as an
 orphan."""
 
 _PARENT: Final = 9
@@ -30,7 +30,7 @@ _NAME: Final = 17
 
 
 class DirectoryEntry(NamedTuple):
-    """A name that is there."""
+    """An existing name."""
 
     key: bytes
     ino: int
@@ -38,7 +38,7 @@ class DirectoryEntry(NamedTuple):
 
     @property
     def name(self) -> bytes:
-        """As the engine has it."""
+        """The name as the engine has it."""
         return self.key[9:-1] if self.directory else self.key[9:]
 
 
@@ -47,10 +47,10 @@ class Removed(NamedTuple):
 
     ino: int
     inode: Inode
-    """As it is now: one link fewer."""
+    """The record as it is now: with one link fewer."""
     dropped: bool
-    """The record is gone, so the data file may go. False: a link is left, or somebody may hold
-    it."""
+    """Whether the record is gone, so that the data file may go. False: a link is left, or it may be
+    held."""
     marker: "Removed | None" = None
     """The object's empty marker that went with its directory."""
 
@@ -110,7 +110,7 @@ def is_empty(t: Transaction, directory: int) -> bool:
 
 
 def touch(t: Transaction, ino: int, inode: Inode, now: int, subdirectories: int = 0) -> None:
-    """A directory's names changed, and it gained so many subdirectories."""
+    """Records that a directory's names changed, and that it gained so many subdirectories."""
     if not subdirectories:
         stamp(t, ino, inode, now)
         return
@@ -122,8 +122,8 @@ def touch(t: Transaction, ino: int, inode: Inode, now: int, subdirectories: int 
 def relocate(
     t: Transaction, ino: int, inode: Inode, old: tuple[int, bytes], new: tuple[int, bytes], now: int
 ) -> None:
-    """Records that one link moved from `old` to `new` (each parent, name); the entries are the
-    caller's."""
+    """Records that one link moved from `old` to `new` (each parent, name); the caller changes the
+    entries."""
     if inode.nlink > 1 and not is_directory(inode):
         t.delete(keys.backlink(ino, *old))
         t.put(keys.backlink(ino, *new), b"")
@@ -136,7 +136,7 @@ def relocate(
 def lose_link(
     t: Transaction, ino: int, inode: Inode, link: tuple[int, bytes], now: int, keep: Keep
 ) -> Removed:
-    """Records that the link (parent, name) is gone; the entry is the caller's."""
+    """Records that the link (parent, name) is gone; the caller changes the entry."""
     inode.ctime_ns = now
     inode.nlink = 0 if is_directory(inode) else inode.nlink - 1
     if inode.nlink > 0:

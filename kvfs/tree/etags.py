@@ -1,8 +1,8 @@
-"""The ETag of a file, as S3 shows it: kept beside the record, or told from it.
+"""The ETag of a file, as S3 shows it: kept beside the record, or computed from it.
 
 It is kept as an extended attribute (`user.s3.etag`: ETag, size, mtime in ns) and holds while file
-and record agree on size and mtime. A file that has none, since a mount wrote it, has one computed
-from its number, size and mtime, which takes no time and that no client takes for an MD5.
+and record agree on size and mtime. A file without one, since a mount wrote it, has one computed
+from its number, size and mtime, which takes no time and which no client takes for an MD5.
 
 | a namespace's `etag` | bodies that come by S3 | files of the mount and of clients |
 |---|---|---|
@@ -10,7 +10,7 @@ from its number, size and mtime, which takes no time and that no client takes fo
 | md5 | MD5 | computed |
 | md5-all | MD5 | MD5, by the sealer |
 
-In the last a file that is not sealed yet has no ETag that is final (`sealed_etags`).
+In the last a file that is not sealed yet has no final ETag (`sealed_etags`).
 """
 
 from typing import Final
@@ -30,8 +30,8 @@ def packed(etag: str, inode: Inode) -> bytes:
 
 
 def etag_of(kept: bytes | None, ino: int, inode: Inode) -> str:
-    """Returns the ETag, without quotes: the one that was given, where the file is what it was then;
-    else one that no client takes for an MD5 and that stays while nobody writes."""
+    """Returns the ETag, without quotes: the given one, if the file is still what it was then; else
+    one that no client takes for an MD5 and that stays while nobody writes."""
     if kept is not None and is_content_as_given(kept, inode):
         given = kept.partition(b" ")[0]
         if given.replace(b"-", b"").isalnum():  # else somebody on the mount wrote it
@@ -45,7 +45,7 @@ def is_content_as_given(kept: bytes, inode: Inode) -> bool:
 
 
 def computed(ino: int, inode: Inode) -> str:
-    """Returns the ETag of a file that nobody gave one, from its number, size and mtime."""
+    """Returns the ETag of a file without a given one, from its number, size and mtime."""
     seed = b"%d %d %d" % (ino, inode.size, inode.mtime_ns)
     return xxhash.xxh3_128_hexdigest(seed) + "-1"
 
@@ -59,7 +59,8 @@ def is_awaited(kept: bytes | None, inode: Inode) -> bool:
 
 
 def follow(t: Transaction, ino: int, inode: Inode, mtime_ns: int) -> None:
-    """Calls before a sealed file gets this mtime: its content, and so its ETag, are as before."""
+    """Keeps the ETag valid for a sealed file that gets this mtime: its content, and so its ETag,
+    stay. To be called before that."""
     kept = t.get(keys.xattr(ino, ETAG))
     if kept is not None and is_content_as_given(kept, inode):
         given = kept.partition(b" ")[0]

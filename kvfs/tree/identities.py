@@ -32,7 +32,8 @@ class Identity(NamedTuple):
 
 
 def secret_context(access_key: str) -> bytes:
-    """Under which an access key's secret is encrypted, so that it is good for that key alone."""
+    """Returns the context of an access key's encrypted secret, so that it is good for that key
+    alone."""
     return b"access key " + access_key.encode()
 
 
@@ -88,7 +89,7 @@ def set_policy(t: Transaction, name: str, policy: str) -> User:
 
 
 def rotate(t: Transaction, name: str, access_key: str, secret: bytes, *, now: int) -> list[str]:
-    """Puts one new access key in place of all that a user has; returns the old ones.
+    """Replaces all access keys of a user by a new one; returns the old ones.
 
     Sessions that were started with an old one end too. Raises NotFound, Exists, Invalid.
     """
@@ -111,7 +112,7 @@ def remove(t: Transaction, name: str) -> list[str]:
 
 
 def find(t: Transaction, access_key: str) -> Identity | None:
-    """Returns the identity behind an access key; None where there is none. Raises Corrupt."""
+    """Returns the identity behind an access key; None if there is none. Raises Corrupt."""
     value = t.get(keys.access_key(access_key)) if _is_access_key(access_key) else None
     if value is None:
         return None

@@ -1,7 +1,8 @@
-"""Inode records and what hangs on them alone: attributes and extended attributes.
+"""Inode records and what belongs to them alone: attributes and extended attributes.
 
-Nothing here knows names. Times are nanoseconds since the epoch. The record holds the truth about an
-inode except the size, blocks and mtime of a regular file that is not sealed (see `records.Flag`).
+This module knows no names. Times are nanoseconds since the epoch. The record holds the truth about
+an inode except the size, blocks and mtime of a regular file that is not sealed (see
+`records.Flag`).
 """
 
 import stat
@@ -31,14 +32,14 @@ XATTR_REPLACE: Final = 2
 MAX_XATTR_NAME: Final = 255
 MAX_XATTR_VALUE: Final = 65_536
 MAX_XATTRS: Final = 65_536
-"""Bytes of all attributes of one inode, names and values. What they take is in no usage, so it is
+"""Bytes of all attributes of one inode, names and values. Their space is in no usage, so it is
 bounded by the number of files; and the names fit into one list (listxattr)."""
 BLOCK: Final = 512
 """The unit of `Inode.blocks`, in bytes."""
 
 
 class AttributeChanges(msgspec.Struct, kw_only=True):
-    """The changes that `set_attributes` is to make; None leaves a field as it is."""
+    """The changes for `set_attributes`; None leaves a field as it is."""
 
     mode: int | None = None
     """Permission bits; the file's type stays."""
@@ -51,7 +52,7 @@ class AttributeChanges(msgspec.Struct, kw_only=True):
 
 
 def read_inode(t: Transaction, ino: int) -> Inode:
-    """Returns the record. Raises Stale where there is none."""
+    """Returns the record. Raises Stale if there is none."""
     value = t.get(b"i" + keys.pack_u64(ino))
     if value is None:
         raise Stale("the file or directory is gone")
@@ -80,8 +81,8 @@ def with_times(t: Transaction, ino: int, inode: Inode) -> Inode:
 
 
 def stamp(t: Transaction, ino: int, inode: Inode, now: int) -> None:
-    """The names in a directory changed, and nothing else of its record. In a cluster those who
-    change names in one directory do not contend for its record."""
+    """Records that the names in a directory changed, and nothing else of its record. In a cluster
+    changes of names in one directory do not contend for its record."""
     if t.node:
         t.merge(keys.times(ino), keys.pack_u64(now) * 2)
     else:
@@ -90,8 +91,7 @@ def stamp(t: Transaction, ino: int, inode: Inode, now: int) -> None:
 
 
 def write_inode(t: Transaction, ino: int, inode: Inode) -> None:
-    """Inserts or replaces the record. Usage is not touched: see `set_blocks` for a change of
-    blocks."""
+    """Inserts or replaces the record. Usage stays: see `set_blocks` for a change of blocks."""
     t.put(b"i" + keys.pack_u64(ino), pack(inode))
 
 
@@ -100,14 +100,14 @@ def is_directory(inode: Inode) -> bool:
 
 
 def set_blocks(t: Transaction, ino: int, inode: Inode, blocks: int) -> None:
-    """Sets `inode.blocks` and account for the change; the caller writes the record."""
+    """Sets `inode.blocks` and accounts for the change; the caller writes the record."""
     if blocks != inode.blocks:
         add_usage(t, ino >> NAMESPACE_SHIFT, BLOCK * (blocks - inode.blocks), 0)
         inode.blocks = blocks
 
 
 def add_usage(t: Transaction, namespace_id: int, size_bytes: int, inodes: int) -> None:
-    """Accounts for what is added (or, negative, removed); of a namespace that is gone, nothing."""
+    """Accounts for additions (or, negative, removals); for a namespace that is gone, nothing."""
     key = b"s" + keys.pack_u16(namespace_id)
     if t.node:
         t.merge(key, pack(Usage(bytes=size_bytes, inodes=inodes)))
@@ -167,8 +167,8 @@ def get_xattr(t: Transaction, ino: int, name: bytes) -> bytes:
 def set_xattr(t: Transaction, ino: int, name: bytes, value: bytes, flags: int, now: int) -> None:
     """Inserts or replaces an attribute of up to 64 KiB.
 
-    `flags`: XATTR_CREATE (Exists where it is there), XATTR_REPLACE (NoAttribute where it is not).
-    Raises Invalid, TooLarge, NoSpace (all attributes would be longer than MAX_XATTRS), Stale.
+    `flags`: XATTR_CREATE (Exists if it is there), XATTR_REPLACE (NoAttribute if it is not). Raises
+    Invalid, TooLarge, NoSpace (all attributes would be longer than MAX_XATTRS), Stale.
     """
     if flags & ~(XATTR_CREATE | XATTR_REPLACE):
         raise Invalid(f"unknown flags {flags:#x} for an attribute")
@@ -195,7 +195,7 @@ def list_xattrs(t: Transaction, ino: int) -> list[bytes]:
 
 
 def xattrs_within(t: Transaction, ino: int, limit: int) -> dict[bytes, bytes]:
-    """Returns all attributes; empty where they have more bytes than that."""
+    """Returns all attributes; empty if they have more bytes than that."""
     prefix, found, total = keys.xattrs(ino), {}, 0
     for key, value in t.scan(prefix, keys.after(prefix)):
         found[key[len(prefix) :]] = value
@@ -223,11 +223,11 @@ def remove_xattr(t: Transaction, ino: int, name: bytes, now: int) -> None:
 
 
 def drop_inode(t: Transaction, ino: int, inode: Inode) -> None:
-    """Removes the record and all that hangs on it, and account for it. No entry may lead to it.
+    """Removes the record and everything that hangs on it, and accounts for it. No entry may lead to
+    it.
 
     In a cluster a record of a file with data is committed as an orphan first: other nodes unlink
-    their data files of an orphan alone, and keeps those of a record that had a name and
-    vanished."""
+    their data files only of an orphan, and keep those of a record that had a name and vanished."""
     for name in list_xattrs(t, ino):
         t.delete(keys.xattr(ino, name))
     for key in (keys.inode(ino), keys.unsealed(ino), keys.unpublished(ino), keys.orphan(ino)):
@@ -241,8 +241,8 @@ def drop_inode(t: Transaction, ino: int, inode: Inode) -> None:
 
 
 def outdate_cold(t: Transaction, ino: int, inode: Inode) -> None:
-    """Calls before the version or checksum of a record changes, or it goes: what the cold tier has
-    of it is garbage (`tree.copies.cold_copies`). The caller writes the record."""
+    """Marks the cold tier's object as garbage (`tree.copies.cold_copies`); to be called before the
+    version or checksum of a record changes, or it goes. The caller writes the record."""
     if inode.flags & Flag.COLD:
         inode.flags &= ~Flag.COLD
         t.put(keys.cold_object(ino, inode.version, inode.checksum), b"")

@@ -62,7 +62,8 @@ class Evicted(NamedTuple):
     ino: int
     inode: Inode
     names: list[tuple[int, bytes]]
-    """(parent, name as mounts show it, empty for a hidden one) of each: what they must forget."""
+    """(parent, name as mounts show it, empty for a hidden one) of each, which mounts must
+    forget."""
     reason: Lost
 
     @property
@@ -92,8 +93,8 @@ def publish(
 ) -> Inode:
     """Records what a close (or fsync) of a written file acknowledges; returns the record.
 
-    `boot`: 0 when the data are on disk, else the present boot's id. `seal`: the checksum, where it
-    is known already and nobody can write the data file any more. `version`: of the data file, where
+    `boot`: 0 when the data are on disk, else the present boot's id. `seal`: the checksum, if it is
+    known already and nobody can write the data file any more. `version`: that of the data file, if
     it has a new one. Raises Stale, Conflict (the record has that version, or a later one).
     """
     inode = read_inode(t, ino)
@@ -147,7 +148,7 @@ def unsettled_source(
 
 
 def synced(t: Transaction, ino: int) -> None:
-    """Content that was published before is on disk by now. Raises Stale."""
+    """Records that content published before is on disk by now. Raises Stale."""
     inode = read_inode(t, ino)
     if inode.boot:
         inode.boot = 0
@@ -155,7 +156,7 @@ def synced(t: Transaction, ino: int) -> None:
 
 
 def reopen(t: Transaction, ino: int) -> Inode:
-    """Opens for writing: what was sealed is so no more; returns the record. Raises Stale."""
+    """Opens for writing: a seal is withdrawn; returns the record. Raises Stale."""
     inode = read_inode(t, ino)
     if inode.flags & Flag.SEALED:
         outdate_cold(t, ino, inode)
@@ -227,20 +228,21 @@ def evict(t: Transaction, ino: int, now: int, reason: Lost = "evicted") -> Evict
 
 
 def lose(t: Transaction, ino: int, inode: Inode, reason: Lost) -> None:
-    """Writes the record of an orphan: other nodes learn from it why its names went."""
+    """Writes the reason into the record of an orphan, from which other nodes learn why its names
+    went."""
     inode.flags |= _LOST[reason]
     write_inode(t, ino, inode)
 
 
 def reason_of(inode: Inode) -> Lost | None:
-    """Why the last name of an orphan went; None: it was removed."""
+    """Returns the reason why the last name of an orphan went; None: it was removed."""
     lost = inode.flags & Flag.LOST
     return next((reason for reason, flag in _LOST.items() if flag & lost), None) if lost else None
 
 
 def brought(t: Transaction, ino: int, version: int, blocks: int) -> bool:
-    """Accounts for a data file that has come back, from the cold tier or another node; False where
-    the file is another by now."""
+    """Accounts for a data file that has come back, from the cold tier or another node; False if the
+    file is another by now."""
     try:
         inode = read_inode(t, ino)
     except Stale:
@@ -254,18 +256,18 @@ def brought(t: Transaction, ino: int, version: int, blocks: int) -> bool:
 
 
 def unsealed(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """Up to `limit` inode numbers above `after_ino` of files of this node that are not both sealed
-    and synced."""
+    """Returns up to `limit` inode numbers above `after_ino` of files of this node that are not both
+    sealed and synced."""
     return listed(t, keys.unsealed(after_ino), b"v", limit, t.node)
 
 
 def unpublished(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """Likewise, of files that were never closed nor synced."""
+    """Returns the same for files that were never closed nor synced."""
     return listed(t, keys.unpublished(after_ino), b"x", limit, t.node)
 
 
 def orphans(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """Likewise, of inodes without a link; of all nodes."""
+    """Returns the same for inodes without a link, of all nodes."""
     return listed(t, keys.orphan(after_ino), b"p", limit)
 
 

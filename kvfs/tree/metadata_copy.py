@@ -1,4 +1,4 @@
-"""Moves metadata between engines: what a copy takes, and what makes it count when it is whole."""
+"""Moves metadata between engines: the content of a copy, and its completion when it is whole."""
 
 from kvfs.base.errors import Exists, NotFound
 from kvfs.meta import engine_copy, keys
@@ -12,7 +12,7 @@ from kvfs.tree.inodes import read_inode
 def copy_all(
     source: Blocking, target: Blocking, *, replace: bool, progress: Progress
 ) -> CopyResult:
-    """Returns all metadata. Raises Exists where the target holds any and `replace` is not set;
+    """Copies all metadata. Raises Exists if the target holds any and `replace` is not set;
     Conflict, Corrupt, as `engine_copy.copy` does."""
     part = engine_copy.whole()
     schema = source.read_now(_checked)
@@ -42,8 +42,8 @@ def copy_namespace(
     now: int,
     progress: Progress,
 ) -> CopyResult:
-    """Returns one namespace, which keeps its id: inode numbers hold it. The target may be empty.
-    Raises NotFound, Exists where the name or the id is taken there, Conflict, Corrupt."""
+    """Copies one namespace, which keeps its id: inode numbers hold it. The target may be empty.
+    Raises NotFound, Exists if the name or the id is taken there, Conflict, Corrupt."""
     source.read_now(_checked)
     namespace_id, record = source.read_now(lambda t: namespaces.by_name(t, name))
     root = source.read_now(lambda t: read_inode(t, ROOT_INODE))

@@ -1,4 +1,5 @@
-"""How the mount shows names that only an object store can make, and finds them again.
+"""The forms in which the mount shows names that only an object store can make, and finds them
+again.
 
 An object's key is a path in the engine, its segments as they are; POSIX cannot show all of them:
 
@@ -17,7 +18,7 @@ spelling in the same directory wins: the odd one is then reached as an object on
 
 Invariants
 - A look-up gets here only after the ordinary one missed, and only for a name with `%`.
-- What `shown` says of an entry is what `find` leads to.
+- The name that `shown` gives for an entry leads `find` to it.
 """
 
 import re
@@ -60,7 +61,7 @@ def is_continuation(suffix: bytes) -> bool:
 
 
 def spelled(suffix: bytes) -> bytes:
-    """Returns the form on the mount of an odd entry that is not hidden, where nothing else stands
+    """Returns the form on the mount of an odd entry that is not hidden, if nothing else stands
     beside it."""
     directory = suffix.endswith(b"/")
     name = suffix[:-1] if directory else suffix
@@ -71,8 +72,7 @@ def spelled(suffix: bytes) -> bytes:
 
 
 def shown(t: Transaction, parent: int, suffix: bytes) -> bytes | None:
-    """Returns the name under which the mount shows an entry that is there; None where it does
-    not."""
+    """Returns the name under which the mount shows an existing entry; None if it does not."""
     prefix = keys.entries(parent)
     directory = suffix.endswith(b"/")
     if not is_odd(suffix):
@@ -103,7 +103,7 @@ def all_shown(t: Transaction, parent: int, suffix: bytes) -> list[bytes]:
 
 
 def find(t: Transaction, parent: int, name: bytes) -> bytes | None:
-    """Returns the entry that an odd form stands for, where no ordinary name is spelled so."""
+    """Returns the entry that an odd form stands for, if no ordinary name is spelled so."""
     prefix = keys.entries(parent)
     for suffix in _candidates(t, prefix, name):
         if t.get(prefix + suffix) is not None and shown(t, parent, suffix) == name:

@@ -1,6 +1,6 @@
 """The settings of a namespace that may be set, and those that go together. Pure.
 
-A lone node refuses what only a cluster can keep.
+A lone node refuses settings that only a cluster can keep.
 """
 
 from typing import Final, TypedDict

@@ -1,8 +1,8 @@
-"""Namespaces: the top-level directories, their policies and what they hold.
+"""Namespaces: the top-level directories, their policies and their contents.
 
 Invariants
-- A namespace's id is never used again, nor is an inode number, also when the namespace is gone.
-- `Usage` counts every inode of the namespace, orphans included, but for its own top directory.
+- A namespace's id is never used again, nor is an inode number, even when the namespace is gone.
+- `Usage` counts every inode of the namespace, orphans included, except its own top directory.
 """
 
 import stat
@@ -73,7 +73,7 @@ class ListedNamespace(NamedTuple):
 
 
 def format(t: Transaction, now: int, uid: int, gid: int) -> None:  # noqa: A001
-    """Makes the root directory in an empty engine; nothing where that is done already."""
+    """Makes the root directory in an empty engine; does nothing if that is done already."""
     if t.get(keys.VERSION) is not None:
         check_format(t)
         return
@@ -83,7 +83,7 @@ def format(t: Transaction, now: int, uid: int, gid: int) -> None:  # noqa: A001
 
 
 def check_format(t: Transaction) -> None:
-    """Raises Corrupt where no schema was written, NotSupported where it is another than ours."""
+    """Raises Corrupt if no schema was written, NotSupported if it is another than ours."""
     if t.get(keys.VERSION) is None:
         raise Corrupt(
             "the metadata hold no schema version: the store was never finished, make it anew"
@@ -92,8 +92,7 @@ def check_format(t: Transaction) -> None:
 
 
 def check_name(name: bytes) -> None:
-    """Raises NameTooLong over 255 bytes, Invalid where it is empty, '.', '..' or holds '/' or
-    NUL."""
+    """Raises NameTooLong over 255 bytes, Invalid if it is empty, '.', '..' or holds '/' or NUL."""
     if len(name) > MAX_NAME:
         raise NameTooLong(f"a name has at most {MAX_NAME} bytes, not {len(name)}")
     if not name or name == b"." or name == b".." or b"/" in name or b"\0" in name:
@@ -133,7 +132,7 @@ def create(
 
 
 def is_durable(t: Transaction, ino: int) -> bool:
-    """Returns whether an inode's namespace promises to drop nothing; of one that is gone, True."""
+    """Returns whether an inode's namespace promises to drop nothing; True for one that is gone."""
     value = t.get(b"n" + keys.pack_u16(ino >> NAMESPACE_SHIFT))
     return value is None or unpack_namespace(value).kind != "cache"
 
@@ -143,7 +142,8 @@ def set_policy(
     namespace_id: int,
     **policy: Unpack[namespace_policies.PolicyChanges],
 ) -> Namespace:
-    """Changes what is not None; returns the new policy. Raises NotFound, Invalid, NotSupported."""
+    """Changes the settings that are not None; returns the new policy. Raises NotFound, Invalid,
+    NotSupported."""
     record = get(t, namespace_id)
     namespace_policies.change(record, policy, in_cluster=bool(t.node))
     t.put(keys.namespace(namespace_id), pack(record))
@@ -198,7 +198,7 @@ def remove(t: Transaction, name: bytes, now: int) -> int:
 
 
 def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
-    """Removes an empty namespace but for its top directory's record. Its counter stays: inode
+    """Removes an empty namespace except its top directory's record. Its counter stays: inode
     numbers that orphans or kernels still hold are not given out again."""
     t.delete(keys.directory_entry(ROOT_INODE, name))
     t.delete(keys.namespace(namespace_id))
@@ -211,7 +211,7 @@ def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
 
 
 def adopt(t: Transaction, namespace_id: int, record: Namespace, now: int) -> None:
-    """Gives a namespace whose other records are there already its place below the root."""
+    """Gives a namespace whose other records exist already its place below the root."""
     t.put(keys.namespace(namespace_id), pack(record))
     entry = keys.directory_entry(ROOT_INODE, record.name)
     t.put(entry, keys.pack_u64(namespace_root(namespace_id)))
@@ -221,7 +221,7 @@ def adopt(t: Transaction, namespace_id: int, record: Namespace, now: int) -> Non
 
 
 def rename(t: Transaction, namespace_id: int, name: bytes) -> None:
-    """Records the new name of a namespace; entry and directory are the caller's."""
+    """Records the new name of a namespace; the caller changes entry and directory."""
     record = get(t, namespace_id)
     record.name = name
     t.put(keys.namespace(namespace_id), pack(record))

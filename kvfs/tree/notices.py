@@ -27,20 +27,20 @@ class Notice(NamedTuple):
 
 
 def post(t: Transaction, changes: Sequence[Change], now: int) -> bytes:
-    """Leaves a notice, made at `now` (ns since the epoch); the key to remove it by."""
+    """Leaves a notice, made at `now` (ns since the epoch); returns the key to remove it by."""
     key = keys.notice(now, os.urandom(8))
     t.put(key, _encode(changes))
     return key
 
 
 def remove(t: Transaction, posted: Iterable[bytes]) -> None:
-    """These were taken notice of."""
+    """Removes notices that were acted on."""
     for key in posted:
         t.delete(key)
 
 
 def waiting(t: Transaction, before_ns: int, limit: int) -> list[Notice]:
-    """Up to `limit` notices made before `before_ns`, oldest first."""
+    """Returns up to `limit` notices made before `before_ns`, oldest first."""
     found: list[Notice] = []
     for key, value in t.scan(b"t", keys.notice(before_ns, b"")):
         found.append(Notice(key, [Change(*each) for each in _decode(value)]))

@@ -2,11 +2,11 @@
 
 Others may have used the name meanwhile: they could not see it. Of two files of one name, the one
 that becomes known last counts as closed last, unless its host was cut off in between: then it may
-be older, and gives way. No two hosts' clocks are compared. A directory takes a name from nobody:
-where it might, what others made is known first.
+be older, and gives way. No two hosts' clocks are compared. A directory takes a name from nobody: if
+it might, the files that others made are known first.
 
-What is not published yet takes its name from nobody, unless it is reserved: another file of that
-name may take the entry. It keeps its record, as if it were private, and its close sees to its name.
+An unpublished file keeps its name from nobody, unless it is reserved: another file of that name may
+take the entry. It keeps its record, as if it were private, and its close settles its name.
 """
 
 from enum import Enum
@@ -35,15 +35,16 @@ class NameState(Enum):
 
 def is_late(closed_at: float, now: float) -> bool:
     """Returns whether a file that was closed then is made known only now because its host was cut
-    off. By this host's clock of seconds since its boot; 0: it is closed by what makes it known.
-    What is from another boot is late."""
+    off. By this host's clock of seconds since its boot; 0: it is closed by the act that makes it
+    known. A time from another boot is late."""
     return bool(closed_at) and not 0.0 <= now - closed_at <= _LATE_S
 
 
 def settle(t: Transaction, ino: int, now: int, *, yields: bool = False) -> NameState:
-    """Before an inode is known to others: the file has its name, in place of a file of another host
-    that took it meanwhile, as the one that was closed last. Where its directory is gone, the name
-    is a directory's now, or another file's and this one `yields`, it is as if removed."""
+    """Settles the name of an inode before it is known to others: the file has its name, in place of
+    a file of another host that took it meanwhile, as the one that was closed last. If its directory
+    is gone, the name is a directory's now, or another file's and this one `yields`, it is as if
+    removed."""
     value = t.get(keys.inode(ino))
     inode = None if value is None else unpack_inode(value)
     if inode is None or not inode.nlink or is_directory(inode):
@@ -74,8 +75,8 @@ def settle(t: Transaction, ino: int, now: int, *, yields: bool = False) -> NameS
 
 
 def check_unseen(t: Transaction, parent: int) -> None:
-    """Before a directory takes a free name: where others may hear of a file after its close, one of
-    that name may be closed already, and cannot take the name from a directory. Raises
+    """Checks a free name before a directory takes it: if others may hear of a file after its close,
+    one of that name may be closed already, and cannot take the name from a directory. Raises
     `delegations.Delegated`."""
     if not t.node:
         return
@@ -86,8 +87,7 @@ def check_unseen(t: Transaction, parent: int) -> None:
 
 
 def is_given_way(t: Transaction, parent: int, name: bytes) -> bool:
-    """Returns whether a name is that of a file of another node which gives way to who makes one
-    here."""
+    """Returns whether a name belongs to a file of another node which gives way to one made here."""
     packed = t.get(keys.file_entry(parent, name))
     if packed is None:
         return False
@@ -95,7 +95,7 @@ def is_given_way(t: Transaction, parent: int, name: bytes) -> bool:
 
 
 def make_way(t: Transaction, parent: int, name: bytes) -> None:
-    """Frees a name that is given way."""
+    """Frees a name whose file gives way."""
     if is_given_way(t, parent, name):
         t.delete(keys.file_entry(parent, name))
 

@@ -1,8 +1,8 @@
 """The namespace as a process other than the mount sees it: files that were published.
 
-A file that was never closed is seen on its mount alone; one whose data a power cut may have torn
+A file that was never closed is visible on its mount alone; one whose data a power cut may have torn
 (written in another boot, never synced) is a miss until the node's start has dropped it. Directories
-and other inodes are seen as they are.
+and other inodes are visible as they are.
 """
 
 import stat
@@ -46,8 +46,8 @@ class ListedInode(NamedTuple):
 
 
 def is_visible(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
-    """Returns whether others than its mount may read it; `boot` is the running one's id. What
-    another node wrote, and did not sync yet, it answers for: it serves nothing before it has
+    """Returns whether others than its mount may read it; `boot` is the running one's id. Another
+    node answers for files that it wrote and did not sync yet: it serves nothing before it has
     recovered."""
     if not stat.S_ISREG(inode.mode):
         return True
@@ -89,8 +89,8 @@ def missing(directory: int, name: bytes) -> NotFound:
 def find_many(
     t: Transaction, paths: Sequence[tuple[bytes, ...]], boot: int
 ) -> list[FoundInode | bytes | NotFound]:
-    """Like `find`; for a path that leads nowhere the entry that is missing (`NotFound.at`), or why
-    its directory is. Each directory is looked up once."""
+    """Like `find`; for a path that leads nowhere it gives the missing entry (`NotFound.at`), or the
+    reason for its directory. Each directory is looked up once."""
     directories: dict[tuple[bytes, ...], int | NotFound] = {}
     found: list[FoundInode | bytes | NotFound] = []
     for path in paths:
@@ -114,7 +114,7 @@ def _find_in(
 
 
 def find_directory(t: Transaction, path: Sequence[bytes], boot: int) -> int | NotFound:
-    """Returns the inode of a directory; the error where the path leads to none."""
+    """Returns the inode of a directory; the error if the path leads to none."""
     try:
         found = find(t, path, boot)
     except NotFound as error:
@@ -128,8 +128,8 @@ def exist(t: Transaction, entries: Sequence[bytes]) -> list[bool]:
     """Returns whether each of these entries (see `keys.file_entry`) is a name of a published file,
     or of anything else; three round trips for all, mostly two.
 
-    A record torn by a power cut counts as there until the node's start has dropped it: only entries
-    are looked at.
+    A record torn by a power cut counts as existing until the node's start has dropped it: only
+    entries are looked at.
     """
     values = t.get_many(entries)
     if next(t.scan(_UNPUBLISHED, b"x"), None) is not None:

@@ -1,13 +1,13 @@
-"""Records made anew from what data files say of themselves: functions of a transaction.
+"""Records rebuilt from the descriptions of data files: functions of a transaction.
 
-What a data file cannot say is made up: directories belong to who asks, 0755; a namespace has its
-kind, no other policy. Symbolic links, device nodes, empty directories, users and buckets' settings
-have no data file, and are lost.
+Facts that a data file cannot tell are made up: directories belong to the caller, 0755; a namespace
+has its kind, no other policy. Symbolic links, device nodes, empty directories, users and buckets'
+settings have no data file, and are lost.
 
 Invariants
 - A file keeps its inode number, so that a data file is found under its name.
-- If several files were under one name, the one described last has it; what is durable of the others
-  gets a name of its own.
+- If several files were under one name, the one described last has it; durable ones of the others
+  get names of their own.
 - Whatever the order, and as often as it is done: the same result.
 """
 
@@ -33,16 +33,16 @@ from kvfs.tree.entries import links, lose_link
 from kvfs.tree.inodes import BLOCK, add_usage, drop_inode, read_inode, write_inode
 
 _GAP: Final = 1 << 32
-"""Inode numbers left free above those that are known, for files whose data lie on other nodes."""
+"""Inode numbers left free above the known ones, for files whose data lie on other nodes."""
 
 
 class RebuiltFile(NamedTuple):
-    """A file as its data file tells of it."""
+    """A file as its data file describes it."""
 
     ino: int
     version: int
     inode: Inode
-    """The record to be completed: names and links. Its ctime says how late it was described."""
+    """The record to be completed: names and links. Its ctime tells how late it was described."""
     paths: list[bytes]
     """Paths from the root of the mount; none: not known."""
     xattrs: dict[bytes, bytes]
@@ -57,8 +57,8 @@ class DirectoryOwner(NamedTuple):
 
 
 def make_namespace(t: Transaction, ino: int, name: bytes, kind: str, owner: DirectoryOwner) -> None:
-    """The namespace of this inode number, where it is missing. A name that another one has gets
-    the id behind it."""
+    """Makes the namespace of this inode number, if missing. A name that another one has gets the id
+    behind it."""
     number = namespace_of(ino)
     if t.get(keys.namespace(number)) is not None:
         return
@@ -73,8 +73,8 @@ def make_namespace(t: Transaction, ino: int, name: bytes, kind: str, owner: Dire
 
 
 def pass_by(t: Transaction, greatest: dict[int, int]) -> None:
-    """Numbers that are given out from now on are none of these: the greatest inode number that is
-    in use, by namespace id."""
+    """Reserves the numbers in use, of which the greatest are given by namespace id, so that none is
+    given out again."""
     for number, ino in greatest.items():
         value = t.get(keys.counter(number))
         if value is not None and keys.unpack_u64(value) <= ino:
@@ -82,11 +82,11 @@ def pass_by(t: Transaction, greatest: dict[int, int]) -> None:
 
 
 def add(t: Transaction, found: RebuiltFile, owner: DirectoryOwner) -> bool:
-    """Puts the file under its names, where it has none that is not another's under a name of its
-    own (`lost+found-<inode number>`), or record that this node has a copy of it.
+    """Puts the file under its names, or, if they are all another's, under a name of its own
+    (`lost+found-<inode number>`), or records that this node has a copy of it.
 
-    False, and nothing is written: what is there is of a later description, or the file is a cache
-    file whose names are all those of later ones.
+    False, and nothing is written: the existing file is of a later description, or the file is a
+    cache file whose names are all those of later ones.
     """
     value = t.get(keys.inode(found.ino))
     if value is not None:
@@ -112,7 +112,7 @@ def add(t: Transaction, found: RebuiltFile, owner: DirectoryOwner) -> bool:
 
 
 def _walk(t: Transaction, parent: int, parts: list[bytes], owner: DirectoryOwner) -> int:
-    """Returns the directory at the end of these names; those that are missing are made."""
+    """Returns the directory at the end of these names; missing ones are made."""
     for name in parts:
         key = keys.directory_entry(parent, name)
         value = t.get(key)
@@ -147,8 +147,8 @@ def _take(t: Transaction, parent: int, name: bytes, found: RebuiltFile) -> bool:
 
 
 def _displace(t: Transaction, ino: int, inode: Inode, link: tuple[int, bytes]) -> None:
-    """Another file has this name. Perhaps it replaced this one, perhaps this one was renamed since
-    it was described: what is durable stays."""
+    """Takes a name from a file. Perhaps the other file replaced this one, perhaps this one was
+    renamed since it was described: a durable one stays."""
     lose_link(t, ino, inode, link, inode.ctime_ns, lambda _: True)
     if not inode.nlink and namespaces.is_durable(t, ino):
         t.delete(keys.orphan(ino))
@@ -158,8 +158,8 @@ def _displace(t: Transaction, ino: int, inode: Inode, link: tuple[int, bytes]) -
 
 
 def _lost(t: Transaction, ino: int) -> bytes:
-    """Returns a name at the top of the file's namespace, as `kvfs fsck` gives it; it is put
-    there."""
+    """Puts a file under a name at the top of its namespace, as `kvfs fsck` does, and returns the
+    name."""
     name = b"lost+found-%x" % ino
     t.put(keys.file_entry(namespace_root(namespace_of(ino)), name), keys.pack_u64(ino))
     return name
@@ -182,7 +182,7 @@ def _put(t: Transaction, found: RebuiltFile, names: list[tuple[int, bytes]]) -> 
 
 
 def _forget(t: Transaction, ino: int, inode: Inode) -> None:
-    """A record that an older data file made gives way."""
+    """Drops a record that an older data file made."""
     for parent, name in links(t, ino, inode):
         t.delete(keys.file_entry(parent, name))
         t.delete(keys.backlink(ino, parent, name))

@@ -47,9 +47,9 @@ def rename(
     now: int,
     keep: Keep,
 ) -> Removed | None:
-    """Moves a name, atomically over what stands at the new one; returns what was replaced.
+    """Moves a name, atomically over an existing one; returns what was replaced.
 
-    Two links of one inode: nothing happens, as POSIX has it. Between top-level names it renames the
+    Two links of one inode: nothing happens, as in POSIX. Between top-level names it renames the
     namespace. Raises NotFound, Exists (NOREPLACE), NotADirectory, IsADirectory, NotEmpty, Invalid
     (into itself, unknown flags), CrossNamespace, NotPermitted (a file to the top level),
     NameTooLong; `delegations.Delegated`.

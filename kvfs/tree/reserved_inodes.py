@@ -1,8 +1,9 @@
 """Inode numbers that a process has reserved for files it is about to make.
 
-A data file may have the name of a reserved number before there is a record; so what a killed
-process leaves is found by the list of reserved numbers. Whoever gives such a file its record takes
-the number off the list in the same transaction, and does not where it is not on it any more.
+A data file may have the name of a reserved number before there is a record; so the remains of a
+killed process are found by the list of reserved numbers. A process that gives such a file its
+record takes the number off the list in the same transaction, and does not if it is no longer on
+it.
 """
 
 import stat
@@ -17,7 +18,7 @@ from kvfs.tree.inodes import add_usage, write_inode
 
 
 def reserve(t: Transaction, namespace_id: int, count: int) -> int:
-    """Reserves so many numbers; the first of them. Raises NotFound, NoSpace."""
+    """Reserves so many numbers; returns the first of them. Raises NotFound, NoSpace."""
     first = namespaces.allocate_inodes(t, namespace_id, count)
     for ino in range(first, first + count):
         t.put(keys.reserved(ino), t.node)
@@ -25,13 +26,13 @@ def reserve(t: Transaction, namespace_id: int, count: int) -> int:
 
 
 def release(t: Transaction, inos: list[int]) -> None:
-    """These are not used, and have no data file."""
+    """Releases numbers that are not used, and have no data file."""
     for ino in inos:
         t.delete(keys.reserved(ino))
 
 
 def reserved(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """Up to `limit` numbers above `after_ino` that this node has reserved."""
+    """Returns up to `limit` numbers above `after_ino` that this node has reserved."""
     return listed(t, keys.reserved(after_ino), b"s", limit, t.node)
 
 

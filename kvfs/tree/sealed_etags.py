@@ -23,7 +23,7 @@ def wanting_md5(t: Transaction, inos: list[int]) -> set[int]:
 
 
 def give(t: Transaction, ino: int, md5: str) -> None:
-    """Keeps the MD5 of the present content, unless it has an ETag that was told."""
+    """Keeps the MD5 of the present content, unless an ETag was told before."""
     (inode,) = read_inodes(t, [ino])
     if inode is not None and _wants_md5(t, ino, inode):
         t.put(keys.xattr(ino, ETAG), packed(md5, inode))

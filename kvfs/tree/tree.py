@@ -1,4 +1,4 @@
-"""The tree of names: look up, add, link, remove, list. The public face of what changes names.
+"""The tree of names: look up, add, link, remove, list. The public face of changes of names.
 
 Every function is one step of a transaction; errors leave nothing written once the transaction is
 aborted. `now` is nanoseconds since the epoch; names are bytes. The parents' mtime and ctime, the
@@ -97,7 +97,7 @@ class Child(NamedTuple):
 
 
 def find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | None:
-    """Like `lookup`, None for a name that is not there. Two reads, whether it is there or not."""
+    """Like `lookup`, but returns None for a missing name. Two reads, whether it exists or not."""
     if name == b"." or name == b"..":
         return _find_dots(t, parent, name)
     if len(name) > namespaces.MAX_NAME:
@@ -124,7 +124,7 @@ def lookup(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
 
 
 def exist(t: Transaction, parent: int, names: Sequence[bytes]) -> list[bool]:
-    """Returns whether each name is there; two round trips for all. A name over 255 bytes is not."""
+    """Returns whether each name exists; two round trips for all. A name over 255 bytes does not."""
     prefix = keys.entries(parent)
     wanted = [prefix + name[: namespaces.MAX_NAME + 1] for name in names]
     found = [value is not None for value in t.get_many(wanted)]
@@ -257,7 +257,7 @@ def rmdir(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Rem
 
 
 def _remove_marker(t: Transaction, directory: int, now: int, keep: Keep) -> Removed | None:
-    """Removes the file '' of a directory where it is empty and stands there alone."""
+    """Removes the file '' of a directory if it is empty and stands there alone."""
     prefix = keys.entries(directory)
     found = t.scan(prefix, keys.after(prefix))
     first, second = next(found, None), next(found, None)
@@ -276,7 +276,7 @@ def replace(
 ) -> Removed | None:
     """Puts a new file under a name, atomically over a file that has it; returns what was replaced.
 
-    Raises IsADirectory, and as `add` does.
+    Raises IsADirectory, and what `add` raises.
     """
     entry = find_entry(t, parent, name)
     if entry is None:
@@ -300,8 +300,8 @@ def rename_with_whiteout(
     now: int,
     keep: Keep,
 ) -> Removed | None:
-    """Like `rename` of `old` to `new` (each parent, name), and what says to overlayfs that the old
-    name is removed takes its place: a new inode and its number. Raises as `rename` does."""
+    """Like `rename` of `old` to `new` (each parent, name), and the mark that tells overlayfs that
+    the old name is removed replaces it: a new inode and its number. Raises what `rename` raises."""
     removed = rename(t, *old, *new, flags=flags & ~RENAME_WHITEOUT, now=now, keep=keep)
     if find_shown(t, *old) is None:  # else both were one file
         add(t, *old, *whiteout)
@@ -309,7 +309,7 @@ def rename_with_whiteout(
 
 
 def reap(t: Transaction, ino: int) -> None:
-    """Drops an orphan that nobody holds any more; nothing where it is gone, or has a link again.
+    """Drops an orphan that nobody holds any more; does nothing if it is gone, or has a link again.
 
     In a cluster: this node has unlinked its data file, and the last one to do so drops it."""
     if t.get(keys.orphan(ino)) is None:
@@ -326,8 +326,8 @@ def reap(t: Transaction, ino: int) -> None:
 
 
 def list_children(t: Transaction, parent: int, after_key: bytes, limit: int) -> list[Child]:
-    """Up to `limit` names after `after_key` (b"": from the start), in the order of their keys, as
-    the mount shows them."""
+    """Returns up to `limit` names after `after_key` (b"": from the start), in the order of their
+    keys, as the mount shows them."""
     prefix = keys.entries(parent)
     start = prefix + after_key + b"\0" if after_key else prefix
     children: list[Child] = []

@@ -1,8 +1,9 @@
-"""Requests over lines of our own, whatever happens to the server: sent again within a deadline.
+"""Requests over connections of our own, whatever happens to the server: sent again within a
+deadline.
 
-Each `RetryingClient` has one line, to the server that `finding` names, and serves one request at a
-time. In a cluster all that a node asks for lies in one slot, so one server has it: which one is
-found anew when that is lost, or says so.
+Each `RetryingClient` has one connection, to the server that `finding` names, and serves one request
+at a time. In a cluster everything that a node asks for lies in one slot, so one server has it: it
+is found anew when it is lost, or says that another one has it.
 """
 
 import secrets
@@ -23,27 +24,27 @@ from kvfs.meta.redis.scripts import TOP, Item, Script, keys_of
 from kvfs.meta.redis.slots import Redirect, redirect
 
 _PAUSE_S: Final = (0.005, 0.25)
-"""Before a refused request is sent again: at first, and at most; doubled each time."""
+"""Pause before a refused request is sent again: the first, and the longest; doubled each time."""
 _CONNECT_S: Final = 2.0
 _REQUEST_S: Final = 5.0
-"""After which a connection is given up: a server that is well answers within milliseconds."""
+"""Time after which a connection is given up: a healthy server answers within milliseconds."""
 
 
 class RetryingClient:
-    """Asks one after the other. `deadline_s` bounds each request with its retries."""
+    """Makes one request after the other. `deadline_s` bounds each request with its retries."""
 
     def __init__(self, location: EngineLocation, deadline_s: float) -> None:
         self.location = location
         self.deadline_s = deadline_s
         self.requests = 0
-        """Sent so far: round trips."""
+        """Requests sent so far: round trips."""
         self.at = location.addresses[0]
         """The server that was asked last."""
         self._keys = keys_of(location.prefix, TOP)
         self._finder = Finder(location)
         self._line: RespConnection | None = None
         self._aside: ServerAddress | None = None
-        """The server that answers the next request, and no other."""
+        """The server that answers only the next request."""
         self._attempt = trio.CancelScope()
         self._is_stopped = False
 
@@ -53,7 +54,7 @@ class RetryingClient:
         return self._keys[3]
 
     def end(self) -> float:
-        """When what begins now is given up, by trio's clock."""
+        """Returns the time at which a request that begins now is given up, by trio's clock."""
         return trio.current_time() + self.deadline_s
 
     async def call(self, *command: Item, end: float | None = None) -> Any:
@@ -62,20 +63,19 @@ class RetryingClient:
         return await self._patiently(lambda line: line.ask(*command), end)
 
     async def script(self, script: Script, *arguments: Item, end: float | None = None) -> Any:
-        """Runs a script and returns its answer. Cancelled: it may have been done. Raises as
-        `call`."""
+        """Runs a script and returns its answer. Cancelled: it may have been done. Raises what
+        `call` raises."""
         return await self._patiently(lambda line: line.script(script, *arguments), end)
 
     async def examine(self, cluster: str | None) -> str:
-        """Returns whether the server will do; returns whose the metadata are, `cluster` or a new id
-        where there are none yet. Raises Unavailable, NotSupported, Conflict, Invalid."""
+        """Checks the server; returns the owner of the metadata: `cluster`, or a new id if there are
+        none yet. Raises Unavailable, NotSupported, Conflict, Invalid."""
         check_server(read_info(await self.call(b"INFO")), self.location)
         found = await self.script(scripts.IDENTIFY, *identity.arguments(cluster))
         return identity.checked(found, cluster, self.location.shown)
 
     async def keep(self) -> str:
-        """Asks the server to keep what was committed; returns what it promises. Raises
-        Unavailable."""
+        """Asks the server to keep what was committed; returns its promise. Raises Unavailable."""
         about = read_info(await self.call(b"INFO"))
         means = sync_means(about, await self._appendfsync(), round(self.deadline_s * 1000 / 4))
         if means.command:
@@ -91,13 +91,13 @@ class RetryingClient:
         return means.promise
 
     def stop(self) -> None:
-        """Closes, and end the request under way: it and later ones raise Unavailable."""
+        """Closes, and ends the request under way: it and later ones raise Unavailable."""
         self._is_stopped = True
         self._attempt.cancel()
         self.close()
 
     def close(self) -> None:
-        """Idempotent; the next request makes a new line."""
+        """Closes the connection; the next request makes a new one. Idempotent."""
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -131,13 +131,13 @@ class RetryingClient:
         raise Unavailable("the engine is closed")
 
     def _begin_anew(self) -> None:
-        """Forgets what a request before this one was told to do aside: it is not for this one."""
+        """Forgets a redirect of an earlier request: it is not for this one."""
         self._aside = None
 
     async def _send_aside(
         self, send: Callable[[RespConnection], Awaitable[Any]], address: ServerAddress
     ) -> Any:
-        """Returns one request to the server that is being given the slot."""
+        """Sends one request to the server that is being given the slot, and returns its answer."""
         self.at, self._aside = address, None
         line = await connect(address, self.location, self._keys)
         try:
@@ -148,7 +148,7 @@ class RetryingClient:
             line.close()
 
     async def _appendfsync(self) -> str:
-        """Returns the server's setting, or 'unknown' where it does not tell us."""
+        """Returns the server's setting, or 'unknown' if it does not tell us."""
         try:
             found = await self.call(b"CONFIG", b"GET", b"appendfsync")
         except KvfsError:
@@ -156,7 +156,7 @@ class RetryingClient:
         return bytes(found[1]).decode() if len(found) > 1 else "unknown"
 
     def _after(self, reason: ServerLost | ErrorReply) -> None:
-        """Raises what cannot be mended by asking again."""
+        """Raises errors that asking again cannot cure."""
         shown, text = self.location.shown, str(reason)
         is_lost = isinstance(reason, ServerLost)
         if not is_lost and self.location.kind is Kind.CLUSTER and (to := redirect(text, self.at)):
@@ -181,7 +181,7 @@ class RetryingClient:
             self._aside = to.address
 
     def _leave(self) -> None:
-        """This server is not the right one, or there is none."""
+        """Leaves a server that is not the right one, or does not answer."""
         self._finder.again()
         self.close()
 

@@ -16,7 +16,7 @@ from kvfs.meta.redis.scripts import TOP, Item
 from kvfs.meta.redis.slots import Range, ranges, slot_of
 
 _ASK_S: Final = 1.0
-"""After which the next one is asked."""
+"""Time after which the next one is asked."""
 
 
 class Finder:
@@ -25,7 +25,7 @@ class Finder:
     def __init__(self, location: EngineLocation) -> None:
         self._location = location
         self._plain = location._replace(username=None, password=None, db=0)
-        """Sentinels have users of their own."""
+        """The location for sentinels, which have users of their own."""
         self._slot = slot_of(location.prefix, TOP)
         self._servers = list(location.addresses)
         """Servers to be asked, in this order."""
@@ -56,7 +56,7 @@ class Finder:
         self._servers.append(self._servers.pop(0))
 
     def tell(self, address: ServerAddress) -> None:
-        """A server said who has them: what `find` returns next, once."""
+        """Takes a server's word on who has them: `find` returns it next, once."""
         self._told = address
 
     async def _ask(self, server: ServerAddress) -> ServerAddress:
@@ -95,7 +95,7 @@ class Finder:
 
 
 async def _answer(server: ServerAddress, location: EngineLocation, *command: Item) -> Any:
-    """Over a line for this alone. Raises ServerLost, ErrorReply, Invalid."""
+    """Asks over a connection for this alone. Raises ServerLost, ErrorReply, Invalid."""
     line = await connect(server, location, ())
     try:
         return await line.ask(*command)

@@ -1,18 +1,19 @@
 """The live nodes of a cluster, as its Redis server knows them: numbers, incarnations and leases.
 
-All of it lies in shard 0: in the hash `s` (`scripts`) what must last,
+All of it lies in shard 0: lasting facts in the hash `s` (`scripts`),
 
-- `cluster`, `secrets`: whose the metadata are, and the digests of the secrets that are valid;
+- `cluster`, `secrets`: the owner of the metadata, and the digests of the valid secrets;
 - `nodes`: the last number that was given to a node;
 - `node:` store: the number of that store's node; with a minus sign once it was removed;
 - `n:` node: its incarnation. A script that writes for a node looks here first: an older incarnation
   than this one is fenced, whatever it believes;
-- `t:` node: who made that incarnation: a join whose answer was lost, and that comes again, is one;
+- `t:` node: the process that made that incarnation: a join whose answer was lost, and that comes
+  again, is one;
 
-and in the hash `l`, which no log tells of, a lease for each node: its incarnation, a number that
-grows with each renewal, when the server's clock said it was renewed, and what the node says of
-itself. That clock may jump: a lease has ended where its number stands still, which is for those to
-see who look (`kvfs.cluster.failure_detector`).
+and in the hash `l`, of which no log tells, a lease for each node: its incarnation, a number that
+grows with each renewal, the server's time of the renewal, and the node's report about itself. That
+clock may jump: a lease has ended if its number stands still, which observers have to notice
+(`kvfs.cluster.failure_detector`).
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ local function renew(node, incarnation, words)
 end
 """
 )
-"""Who lives is to be known also where the server's memory is full."""
+"""The living nodes must be known even if the server's memory is full."""
 
 PEEK: Final = Script(
     _COMMON
@@ -102,11 +103,12 @@ renew(node, incarnation, words)
 return {'done', node, incarnation}
 """
 )
-"""ARGV: a store; a token of the process that joins; what it says of itself; digests of its secrets,
-the newest first; the incarnation that it remembers ('': it never joined); the number that it is to
-have if nobody had it yet (0: any), since its name is taken for one. Returns 'done', its
-number and its incarnation; or why not: 'removed', 'lost' (what it remembers is not known here: the
-data are gone, or older than the store), 'secret' (none of these is valid), 'full'."""
+"""ARGV: a store; a token of the process that joins; its report about itself; digests of its
+secrets, the newest first; the incarnation that it remembers ('': it never joined); the number that
+it is to have if nobody had it yet (0: any), since its name is taken for one. Returns 'done', its
+number and its incarnation; or the obstacle: 'removed', 'lost' (the incarnation that it remembers is
+not known here: the data are gone, or older than the store), 'secret' (none of these is valid),
+'full'."""
 
 RENEW: Final = Script(
     _COMMON
@@ -118,8 +120,8 @@ renew(ARGV[1], incarnation, ARGV[3])
 return {'done', redis.call('HGET', s, 'secrets') or '', leases()}
 """
 )
-"""ARGV: a node; its incarnation; what it says of itself. Returns 'done', the secrets and all
-leases; 'fenced'; or 'lost', as JOIN."""
+"""ARGV: a node; its incarnation; its report about itself. Returns 'done', the secrets and all
+leases; 'fenced'; or 'lost', as JOIN does."""
 
 LEAVE: Final = Script(
     _COMMON
@@ -128,7 +130,7 @@ if redis.call('HGET', s, 'n:' .. ARGV[1]) ~= ARGV[2] then return 0 end
 return redis.call('HDEL', l, ARGV[1])
 """
 )
-"""ARGV: a node; its incarnation. It stopped in order: its lease goes at once."""
+"""ARGV: a node; its incarnation. The node stopped in order: its lease goes at once."""
 
 REMOVE: Final = Script(
     _COMMON
@@ -138,7 +140,7 @@ redis.call('HDEL', l, ARGV[1])
 return redis.call('HINCRBY', s, 'n:' .. ARGV[1], 1)
 """
 )
-"""ARGV: a node; its store. Whoever runs it is fenced, and it cannot join again."""
+"""ARGV: a node; its store. Its processes are fenced, and it cannot join again."""
 
 REPLACE_SECRETS: Final = Script(
     _COMMON
@@ -148,12 +150,12 @@ redis.call('HSET', s, 'secrets', ARGV[2])
 return 1
 """
 )
-"""ARGV: digests that are valid; those that are to be. Returns whether they were as told."""
+"""ARGV: valid digests; those that are to be valid. Returns whether the first were as told."""
 
 
 class LeaseTable:
-    """The scripts above on one server, over a line of its own. `deadline_s` bounds each call, and
-    what it waits for the one before it; all raise Unavailable, Invalid."""
+    """The scripts above on one server, over a connection of its own. `deadline_s` bounds each call,
+    and its wait for the one before; all raise Unavailable, Invalid."""
 
     def __init__(self, location: EngineLocation, deadline_s: float) -> None:
         self._caller = RetryingClient(location, deadline_s)
@@ -161,8 +163,8 @@ class LeaseTable:
         self._shown = location.shown
 
     async def found(self, cluster: str | None) -> str:
-        """Returns whether the server will do; whose its metadata are: `cluster` or a new id where
-        there are none. Raises NotSupported, Conflict (another cluster's)."""
+        """Checks the server; returns the owner of its metadata: `cluster`, or a new id if there are
+        none. Raises NotSupported, Conflict (another cluster's)."""
         async with self._turn:
             return await self._caller.examine(cluster)
 
@@ -181,9 +183,9 @@ class LeaseTable:
         *,
         wanted: int = 0,
     ) -> Joined:
-        """Is this store's node; `token` is the same when one process asks again. `wanted`: the
-        number of a new one, where nobody had it. Raises Fenced (it was removed), Lost, AccessDenied
-        (no secret of these is valid), Conflict."""
+        """Joins as this store's node; `token` is the same when one process asks again. `wanted`:
+        the number of a new one, if nobody had it. Raises Fenced (it was removed), Lost,
+        AccessDenied (no secret of these is valid), Conflict."""
         known = "" if remembered is None else str(remembered)
         answer = await self._run(JOIN, store, token, words, _joined(digests), known, wanted)
         if answer[0] == b"done":
@@ -227,7 +229,7 @@ class LeaseTable:
         await self._run(REMOVE, node, store)
 
     async def replace_secrets(self, old: Sequence[bytes], new: Sequence[bytes]) -> None:
-        """Raises Conflict where others are valid by now."""
+        """Replaces the secrets. Raises Conflict if others are valid by now."""
         if not await self._run(REPLACE_SECRETS, _joined(old), _joined(new)):
             raise Conflict("somebody else replaced the cluster's secret meanwhile: look again")
 

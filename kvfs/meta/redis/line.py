@@ -25,25 +25,26 @@ class ServerLost(Exception):
 
 
 class ErrorReply(Exception):
-    """The server's error, as it says it."""
+    """The server's error, in its words."""
 
 
 class RespParser:
-    """Answers (RESP2) out of what arrives. An error within an answer is a `ErrorReply` in it."""
+    """Parses answers (RESP2) out of arriving bytes. An error within an answer is an `ErrorReply` in
+    it."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._size = -1
-        """The size of the string that is awaited; -1: a line is."""
+        """The size of the awaited string; -1: a line is awaited."""
         self._open: list[tuple[int, list[Any]]] = []
-        """Lists that are not complete: how many they are to have, and what they have."""
+        """Incomplete lists: how many items each is to have, and those it has."""
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
     def take(self) -> Any:
-        """Returns the next answer; `RespParser.PENDING` while it is not complete. Raises
-        ServerLost: that is none."""
+        """Returns the next answer; `RespParser.PENDING` while it is not complete. Raises ServerLost
+        if it is none."""
         at = 0
         while True:
             item, at = self._item(at)
@@ -85,7 +86,7 @@ class RespParser:
         return _simple(kind, line), end + 2
 
     def _fold(self, item: Any) -> Any:
-        """Into the list it belongs to; what is complete by it, or PENDING."""
+        """Puts an item into the list it belongs to; returns what is completed by it, or PENDING."""
         while self._open:
             count, items = self._open[-1]
             items.append(item)
@@ -140,7 +141,7 @@ class _Plain:
 
 
 class _Tls:
-    """Encrypted."""
+    """An encrypted transport."""
 
     def __init__(self, stream: trio.SocketStream, location: EngineLocation, host: str) -> None:
         context = tls_context(location)
@@ -158,7 +159,7 @@ class _Tls:
 
 
 class RespConnection:
-    """Made by `connect`; what fails closes it."""
+    """A connection, made by `connect`; a failure closes it."""
 
     def __init__(self, stream: _Bytes, keys: Sequence[bytes]) -> None:
         self._bytes = stream
@@ -166,18 +167,17 @@ class RespConnection:
         self._parser = RespParser()
         self.is_open = True
         self.is_asking = False
-        """Whether a cluster's server is to answer though it is only being given the keys."""
+        """Whether a cluster's server should answer though it is only being given the keys."""
 
     async def ask(self, *command: Item) -> Any:
         """Returns the answer. Raises ErrorReply; ServerLost. Cancelled: it may have been done; the
-        line is closed."""
+        connection is closed."""
         if self.is_asking:
             await self._exchange((b"ASKING",))
         return await self._exchange(command)
 
     async def script(self, script: Script, *arguments: Item) -> Any:
-        """Runs a script for the prefix's metadata; the server learns it where it has forgotten
-        it."""
+        """Runs a script for the prefix's metadata; the server is sent it if it has forgotten it."""
         rest = (len(self._keys), *self._keys, *arguments)
         try:
             return await self.ask(b"EVALSHA", script.sha, *rest)
@@ -213,8 +213,8 @@ class RespConnection:
 async def connect(
     address: ServerAddress, location: EngineLocation, keys: Sequence[bytes]
 ) -> RespConnection:
-    """Returns a line to one server, whose scripts get `keys`. Raises ServerLost, ErrorReply (who we
-    are), Invalid (the file of certificates)."""
+    """Returns a connection to one server, whose scripts get `keys`. Raises ServerLost, ErrorReply
+    (our identity), Invalid (the file of certificates)."""
     try:
         if address.path:
             stream = await trio.open_unix_socket(address.path)
@@ -242,14 +242,14 @@ async def connect(
 
 
 def packed(command: Sequence[Item]) -> bytes:
-    """A request as it is sent."""
+    """Returns a request as it is sent."""
     texts = [item if isinstance(item, bytes) else b"%d" % item for item in command]
     parts = [b"$%d\r\n%b\r\n" % (len(text), text) for text in texts]
     return b"*%d\r\n%b" % (len(parts), b"".join(parts))
 
 
 def tls_context(location: EngineLocation) -> ssl.SSLContext:
-    """Raises Invalid where the file of certificates cannot be read."""
+    """Returns a context. Raises Invalid if the file of certificates cannot be read."""
     try:
         return ssl.create_default_context(cafile=location.ca or None)
     except OSError as error:
@@ -279,7 +279,7 @@ def _simple(kind: int, line: bytes) -> Any:
 
 
 def _reason(error: OSError) -> str:
-    """trio tells of several attempts in a group."""
+    """Returns the reason: trio reports several attempts in a group."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         return "; ".join(sorted({str(each) for each in cause.exceptions}))

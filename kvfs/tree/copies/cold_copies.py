@@ -1,8 +1,8 @@
-"""The files that the cold tier has a copy of, and those of its objects that are garbage.
+"""The files that the cold tier has a copy of, and its objects that are garbage.
 
 An object is named after inode number, version and checksum of a sealed file, so that one name never
 stands for two contents. A record with the flag COLD says that its object is there, whole; the data
-file may then go, and is brought back from there.
+file may then go, and is fetched back from there.
 
 | step of a demotion | in the engine | in the cold tier |
 |---|---|---|
@@ -13,7 +13,7 @@ file may then go, and is brought back from there.
 | changed or removed (`inodes.outdate_cold`) | `z`, empty | object |
 | collected | nothing | nothing |
 
-Leftovers of a kill before step 3 are garbage from the next start of that node on.
+The remains of a kill before step 3 are garbage from the next start of that node on.
 
 Invariants
 - An object has a COLD record or a `z` key, never neither, and never both.
@@ -58,7 +58,7 @@ def object_of(ino: int, inode: Inode) -> Object | None:
 
 
 def begin(t: Transaction, wanted: Object) -> bool:
-    """Steps 1; False where the file is another by now, or its object is still to be collected."""
+    """Does step 1; False if the file is another by now, or its object is still to be collected."""
     key = keys.cold_object(*wanted)
     inode = read_inodes(t, [wanted.ino])[0]
     if inode is None or object_of(wanted.ino, inode) != wanted or inode.flags & Flag.COLD:
@@ -70,7 +70,7 @@ def begin(t: Transaction, wanted: Object) -> bool:
 
 
 def finish(t: Transaction, done: Object) -> bool:
-    """Steps 3; False where the file is another by now: its object is garbage."""
+    """Does step 3; False if the file is another by now: its object is garbage."""
     key = keys.cold_object(*done)
     inode = read_inodes(t, [done.ino])[0]
     if inode is None or object_of(done.ino, inode) != done or inode.flags & Flag.COLD:
@@ -83,7 +83,7 @@ def finish(t: Transaction, done: Object) -> bool:
 
 
 def there(t: Transaction, asked: Sequence[Object]) -> list[Object]:
-    """Returns the objects of which the tier has a copy now."""
+    """Returns the objects that the tier has now."""
     inodes = read_inodes(t, [each.ino for each in asked])
     return [
         each
@@ -93,13 +93,13 @@ def there(t: Transaction, asked: Sequence[Object]) -> list[Object]:
 
 
 def give_up(t: Transaction, failed: Object) -> None:
-    """Gives up in place of step 3: what came of the object is garbage."""
+    """Gives up in place of step 3: whatever became of the object is garbage."""
     t.put(keys.cold_object(*failed), b"")
 
 
 def release(t: Transaction, kept: Object) -> bool:
-    """Steps 4, before the data file goes: it takes no space here; False where the file is another
-    by now. In a cluster it takes none at all where no other node has it."""
+    """Does step 4, before the data file goes: it takes no space here; False if the file is another
+    by now. In a cluster it takes none at all if no other node has it."""
     inode = read_inodes(t, [kept.ino])[0]
     if inode is None or object_of(kept.ino, inode) != kept or not inode.flags & Flag.COLD:
         return False
@@ -113,8 +113,8 @@ def release(t: Transaction, kept: Object) -> bool:
 
 
 def garbage(t: Transaction, after: bytes, limit: int) -> tuple[list[Object], bytes]:
-    """Objects that nobody names and nobody uploads, among the next `limit` noted, and where to go
-    on (empty: nowhere)."""
+    """Returns objects that no record names and nobody uploads, among the next `limit` noted, and
+    where to go on (empty: nowhere)."""
     found: list[Object] = []
     for count, (key, value) in enumerate(t.scan(after or b"z", b"{")):
         if count == limit:
@@ -125,7 +125,7 @@ def garbage(t: Transaction, after: bytes, limit: int) -> tuple[list[Object], byt
 
 
 def collected(t: Transaction, gone: list[Object]) -> None:
-    """These objects are deleted."""
+    """Notes that these objects are deleted."""
     for each in gone:
         t.delete(keys.cold_object(*each))
 

@@ -1,4 +1,5 @@
-"""The nodes of a cluster that have a file's data. On a lone node nothing is recorded: it has all.
+"""The nodes of a cluster that have a file's data. On a lone node nothing is recorded: it has
+everything.
 
 Invariants
 - A record of a file with data has the placement of the node that made it, from its first
@@ -22,7 +23,7 @@ _NODE = 9
 
 
 class Holder(NamedTuple):
-    """A node with what it has of a file."""
+    """A node with its part of a file."""
 
     node: bytes
     holding: Holding
@@ -33,14 +34,14 @@ class Holder(NamedTuple):
 
 
 def hold(t: Transaction, ino: int, version: int) -> None:
-    """This node has the data file, the whole of it."""
+    """Records that this node has the data file, the whole of it."""
     if t.node:
         t.put(keys.placement(ino, t.node), pack(Holding(version=version)))
         t.put(keys.held(t.node, ino), b"")
 
 
 def hold_alone(t: Transaction, ino: int, version: int) -> None:
-    """This node has new content, and so nobody else has the file."""
+    """Records that this node has new content, and so no other node has the file."""
     if not t.node:
         return
     for each in holders(t, ino):
@@ -50,14 +51,14 @@ def hold_alone(t: Transaction, ino: int, version: int) -> None:
 
 
 def let_go(t: Transaction, ino: int, node: bytes) -> None:
-    """The node has nothing of the file any more."""
+    """Records that the node has nothing of the file any more."""
     t.delete(keys.placement(ino, node))
     t.delete(keys.held(node, ino))
 
 
 def hand_over(t: Transaction, ino: int, version: int, giver: bytes) -> None:
-    """This node answers for a file whose data file it shares with another node, which did so alone.
-    Raises Stale, Conflict (the file is another by now, or not on disk yet)."""
+    """Makes this node responsible for a file whose data file it shares with another node, which was
+    so alone. Raises Stale, Conflict (the file is another by now, or not on disk yet)."""
     value = t.get(keys.inode(ino))
     if value is None:
         raise Stale("the file was removed")
@@ -72,8 +73,8 @@ def hand_over(t: Transaction, ino: int, version: int, giver: bytes) -> None:
 
 
 def leave_to_others(t: Transaction, ino: int) -> bool:
-    """This node's data of a file count no more, where another node has all of its content, and has
-    it on disk, as everybody has who did not write it. Whether that is so."""
+    """Drops this node's placement of a file if another node has all of its content, and has it on
+    disk, as every node has that did not write it. Returns whether that is so."""
     value = t.get(keys.inode(ino))
     if value is None:
         return False
@@ -103,7 +104,7 @@ def is_held(t: Transaction, ino: int) -> bool:
 
 
 def holders(t: Transaction, ino: int) -> list[Holder]:
-    """All, in the order of their numbers; whether they live is not known here."""
+    """Returns all holders, in the order of their numbers; whether they live is not known here."""
     prefix = keys.placements(ino)
     return [
         Holder(key[_NODE:], unpack_holding(value))
@@ -118,5 +119,5 @@ def holding(t: Transaction, inos: Sequence[int], node: bytes) -> list[Holding | 
 
 
 def held_by(t: Transaction, node: bytes, after_ino: int, limit: int) -> list[int]:
-    """Up to `limit` inode numbers above `after_ino` of files that a node has something of."""
+    """Returns up to `limit` inode numbers above `after_ino` of files of which a node has a part."""
     return listed(t, keys.held(node, after_ino), keys.after(b"h" + node), limit)

@@ -1,4 +1,4 @@
-"""How many copies files have and should have: functions of a transaction."""
+"""The numbers of copies that files have and should have: functions of a transaction."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,20 +11,20 @@ from kvfs.tree.inodes import read_inodes
 
 
 class HeldFile(NamedTuple):
-    """A file with a name and published data, and who has them."""
+    """A file with a name and published data, and its holders."""
 
     ino: int
     inode: Inode
     holders: list[int]
     """Nodes that have all of its present content."""
     wanted: int
-    """Copies in all."""
+    """The wanted number of copies, the first included."""
     namespace: Namespace
 
 
 def look(t: Transaction, inos: Sequence[int]) -> list[HeldFile]:
-    """Looks at those of these files that have data which others can be given: an upload that is not
-    complete has them on its node alone."""
+    """Returns those of these files that have data which others can be given: an incomplete upload
+    has them on its node alone."""
     found = []
     namespaces: dict[int, Namespace | None] = {}
     for ino, inode in zip(inos, read_inodes(t, inos), strict=True):
