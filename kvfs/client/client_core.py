@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from kvfs.base import config
 from kvfs.base.errors import Invalid, KvfsError, NotSupported
 from kvfs.client.buffers import Buffer, readable, writable
+from kvfs.client.file_drafts import FileDraft, FileDrafts
 from kvfs.client.local_files import Destination, Source, opened_source, written_destination
 from kvfs.client.name_operations import Names
 from kvfs.client.reader import OpenedFile, Reader
@@ -23,7 +24,7 @@ from kvfs.session.paths import Path
 from kvfs.vfs.node_client import Link
 from kvfs.vfs.post_commit import Finisher
 from kvfs.vfs.space_reservation import SpaceReservation
-from kvfs.vfs.stage import Draft, Drafts
+from kvfs.vfs.stage import Drafts
 from kvfs.vfs.stage_records import Options, StagingTarget
 from kvfs.vfs.touches import Touches
 
@@ -47,7 +48,9 @@ class Core:
         self._link = link = Link(opened.store.socket)
         self._finisher = Finisher(opened, link)
         self._touches = Touches(opened, link, known=reads_known)
-        self._drafts = Drafts(opened, SpaceReservation(opened.files.root, link), self._finisher)
+        room = SpaceReservation(opened.files.root, link)
+        self._stage = Drafts(opened, room, self._finisher)
+        self._drafts = FileDrafts(opened, self._stage)
         self._reader = Reader(opened, self._touches, link)
         self._names = Names(opened, self._touches, self._finisher, link)
 
@@ -55,6 +58,7 @@ class Core:
         """See `Client.close`."""
         held, self._session = self._session, None
         if held is not None:
+            self._stage.give_back()
             self._touches.flush()
             self._finisher.close()
             self._link.close()
@@ -84,7 +88,7 @@ class Core:
             )
         options = Options(exclusive=mode == "xb", parents=parents)
         target = target_of(path)
-        (draft,) = self._begin([(target, 0)], options)
+        (draft,) = self._begin([(target, 0)], options, grows=True)
         return Writer(self._drafts, draft, str(target))
 
     def put(self, path: Path, data: Buffer, options: Options, step: Step) -> None:
@@ -108,7 +112,7 @@ class Core:
         def job(at: int) -> None:
             self._write(drafts[at], views[at], nothing)
 
-        durable = any(draft.durable for draft in drafts)
+        durable = any(draft.body.durable for draft in drafts)
         try:
             parallel.each(
                 self.session,
@@ -127,15 +131,16 @@ class Core:
         with opened_source(source) as fd:
             found = os.fstat(fd)
             expected = min(found.st_size, found.st_blocks * _BLOCK)
-            (draft,) = drafts = self._begin([(target_of(path), expected)], options)
+            (draft,) = drafts = self._begin([(target_of(path), expected)], options, grows=True)
+            target = draft.body.fd
 
             def moved(size: int) -> None:
-                if size > draft.reserved:
-                    self._drafts.grow(draft, os.fstat(draft.fd).st_blocks * _BLOCK)
+                if size > draft.body.reserved:
+                    self._drafts.grow(draft, os.fstat(target).st_blocks * _BLOCK)
                 step(size)
 
             try:
-                size = self._translated(draft, lambda: byte_transfer.copy(fd, draft.fd, moved))
+                size = self._translated(draft, lambda: byte_transfer.copy(fd, target, moved))
                 self._translated(draft, lambda: self._drafts.sync(draft))
                 self._drafts.publish(drafts)
             except BaseException:
@@ -187,23 +192,25 @@ class Core:
         self._require_open()
         return self._reader.open(paths.parse(path))
 
-    def _begin(self, wanted: Sequence[tuple[StagingTarget, int]], options: Options) -> list[Draft]:
+    def _begin(
+        self, wanted: Sequence[tuple[StagingTarget, int]], options: Options, *, grows: bool = False
+    ) -> list[FileDraft]:
         self._require_open()
-        return self._drafts.begin(wanted, options)
+        return self._drafts.begin(wanted, options, grows=grows)
 
-    def _write(self, draft: Draft, view: memoryview, step: Step) -> None:
+    def _write(self, draft: FileDraft, view: memoryview, step: Step) -> None:
         """Step 3 of a put."""
 
         def write() -> None:
             done = 0
             while done < len(view):
-                done += os.pwrite(draft.fd, view[done : done + _PART_BYTES], done)
+                done += os.pwrite(draft.body.fd, view[done : done + _PART_BYTES], done)
                 step(done)
             self._drafts.sync(draft)
 
         self._translated(draft, write)
 
-    def _translated(self, draft: Draft, step: Callable[[], T]) -> T:
+    def _translated(self, draft: FileDraft, step: Callable[[], T]) -> T:
         try:
             return step()
         except OSError as error:

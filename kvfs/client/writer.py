@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final
 
 from kvfs.client.buffers import Buffer, readable
-from kvfs.vfs.stage import Draft, Drafts
+from kvfs.client.file_drafts import FileDraft, FileDrafts
 
 _PART_BYTES: Final = 1 << 30
 
@@ -21,11 +21,11 @@ class Writer(io.FileIO):
     or the store is full.
     """
 
-    def __init__(self, drafts: Drafts, draft: Draft, path: str) -> None:
+    def __init__(self, drafts: FileDrafts, draft: FileDraft, path: str) -> None:
         # A descriptor of its own, so that whatever happens to this object, each is closed once.
-        super().__init__(os.dup(draft.fd), "w")
+        super().__init__(os.dup(draft.body.fd), "w")
         self._drafts = drafts
-        self._draft: Draft | None = draft
+        self._draft: FileDraft | None = draft
         self._path = path
 
     def write(self, data: Buffer) -> int:
@@ -70,9 +70,8 @@ class Writer(io.FileIO):
             self._drafts.discard([draft])
         super().close()
 
-    def _publish(self, draft: Draft) -> None:
+    def _publish(self, draft: FileDraft) -> None:
         try:
-            self._drafts.sync(draft)
             self._drafts.publish([draft])
         except BaseException:
             self._drafts.discard([draft])
@@ -111,8 +110,6 @@ def publish_together(writers: Sequence[Writer]) -> None:
     for writer in writers:
         writer._draft = None
     try:
-        for draft in drafts:
-            maker.sync(draft)
         maker.publish(drafts)
     except BaseException:
         maker.discard(drafts)

@@ -19,6 +19,7 @@ from kvfs.objects.object_keys import KeyPlace, check_key, place_of
 from kvfs.tree import etags, namespaces, published_view
 from kvfs.tree.inodes import read_inode
 from kvfs.tree.name_escaping import NUL, is_odd, spelled
+from kvfs.vfs.stage_records import NewFile
 
 MARKER_MODE: Final = stat.S_IFCHR
 """The mode of a delete marker: a device without a number, as other file systems mark what is whited
@@ -34,6 +35,11 @@ class Bucket(NamedTuple):
     durable: bool
     etag: str = "md5"
     """See `meta.records.Namespace.etag`."""
+
+    def new_file(self, size: int) -> NewFile:
+        """A file of so many bytes that is to be made in it. Until it has a key it is its node's
+        alone; then the bucket's directory says who may do what."""
+        return NewFile(self.root, size, self.durable)
 
 
 def find_bucket(t: Transaction, name: bytes) -> Bucket:

@@ -42,7 +42,7 @@ from kvfs.vfs.stage_records import Dropped, WrittenData
 ENABLED: Final = "Enabled"
 SUSPENDED: Final = "Suspended"
 FILE_MODE: Final = stat.S_IFREG | 0o600
-"""The mode of a body until it has a name; then its bucket's directory says who may do what."""
+"""The mode of an assembly until it has a key; then its bucket's directory says who may do what."""
 
 Check = Callable[[Facts | None], None]
 """Raises unless the change may be made; it is given what is there now, None for nothing or a delete

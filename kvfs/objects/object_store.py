@@ -28,7 +28,6 @@ from kvfs.objects.object_info import Facts
 from kvfs.objects.open_object import ObjectOpener
 from kvfs.objects.publish import Publisher
 from kvfs.objects.seals import Seals
-from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.objects.store_cache import StoreCache
 from kvfs.session import byte_transfer, session
 from kvfs.session.byte_transfer import Step, go_on
@@ -37,6 +36,7 @@ from kvfs.vfs.miss_counters import Misses
 from kvfs.vfs.node_client import Link
 from kvfs.vfs.post_commit import Changed, Finisher
 from kvfs.vfs.space_reservation import SpaceReservation
+from kvfs.vfs.stage import Draft, Drafts
 from kvfs.vfs.stage_records import WrittenData
 from kvfs.vfs.touches import Touches
 
@@ -67,17 +67,18 @@ class ObjectStore:
         self._link = Link(opened.store.socket)
         self._finisher = Finisher(opened, self._link)
         self._touches = Touches(opened, self._link)
-        self._bodies = Bodies(opened, SpaceReservation(opened.files.root, self._link))
-        self._publisher = Publisher(opened, self._finisher, self._bodies)
+        room = SpaceReservation(opened.files.root, self._link)
+        self._stage = Drafts(opened, room, self._finisher)
+        self._publisher = Publisher(opened, self._finisher, self._stage)
         self.cache = StoreCache(opened, keeps=_is_kept)
         """What was read of the store; a front door keeps there what it reads besides."""
         opener = ObjectOpener(opened, self._touches, self._link, self.cache)
         self.seals = Seals(opened, self._link)
-        slots = Slots(opened, self._bodies)
-        drafts = ObjectDrafts(opened, self._bodies, slots)
+        slots = Slots(opened, self._stage)
+        drafts = ObjectDrafts(opened, self._stage, slots)
         self.buckets = Buckets(opened, self._publisher)
         self.uploads = Uploads(
-            opened, self._bodies, slots, drafts, opener, self._publisher, self._link
+            opened, self._stage, slots, drafts, opener, self._publisher, self._link
         )
         self.begin = drafts.begin
         self.begin_now = drafts.begin_now
@@ -99,7 +100,7 @@ class ObjectStore:
 
     def close(self) -> None:
         """Let go of the store."""
-        self._bodies.give_back()
+        self._stage.give_back()
         self._touches.flush()
         self._finisher.close()
         self._link.close()
@@ -192,8 +193,8 @@ class ObjectStore:
         Conflict, OSError.
         """
         assert draft.upload is None, "a part is put with commit_part"
-        assert isinstance(draft.body, StagedBody)
-        bucket = draft.body.bucket
+        assert isinstance(draft.body, Draft)
+        bucket = draft.bucket
 
         def fn(t: Transaction, body: WrittenData, changed: Changed) -> Facts:
             new = New(body, etag, metadata)

@@ -1,46 +1,59 @@
-"""Files in the making: invisible until they are whole, and then put under their names at once.
+"""Files in the making: invisible until they are whole, then put under their names at once. Every
+door beside the node stages here.
 
 | step of a put | on disk | in the engine | left by a kill after it, and who mends it |
 |---|---|---|---|
-| 1 record without a name, space reserved | nothing | orphan | the record: see below |
-| 2 data file made | empty file | orphan | record and data file: see below |
-| 3 data written; durable: synced | the data | orphan | the same |
+| 1 a small file: one of the numbers taken that were reserved | nothing | `r` | a start |
+| 1 another: record without a name, space reserved | nothing | orphan | see below |
+| 2 data file made | empty file | the same | see below |
+| 3 data written; durable: synced | the data | the same | the same |
 | 4 under its name, with a notice | the data | published | nothing: the put is complete |
 | 5 durable: the engine synced | the data | published | nothing |
-| 6 what `finish` does | | | see there |
+| 6 what `post_commit` does | | | see there |
 
-The record comes before the data file, so that no data file is ever without one. Leftovers of a
-killed process are dropped by the running node a minute later, when no process has the data file
-open, else by the next start.
+A small file needs no transaction but that of step 4: its data file has the name of a number that
+was reserved with many others. A larger one has a record before its first byte, so that its space
+counts in every process. Leftovers of a killed process are dropped by the running node a minute
+later, when no process has the data file open, else by the next start.
 
 Invariants
-- The new file has a new inode number: a reader of the old one goes on doing so.
+- A new file has a new inode number, which is used once: a reader of the old one goes on doing so.
 - All files of one call appear in one transaction, or none does.
-- A node that starts meanwhile takes the record for a dead process's and drops it. Then the data are
-  copied, by the kernel, from the file that we still hold into one with a new record.
+- A node that starts meanwhile takes number and record for a dead process's and drops them: step 4
+  raises `stage_records.Dropped`. Then the data are copied, by the kernel, from the file that we
+  still hold into one with a new number.
 """
 
-import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from kvfs.base.errors import Conflict, KvfsError, NoSpace
+from kvfs.base.errors import Conflict, KvfsError, NoSpace, Unavailable
 from kvfs.datastore import file_sync
-from kvfs.datastore.layout import translate
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
+from kvfs.meta.records import namespace_of
 from kvfs.session import byte_transfer
-from kvfs.session.session import Session
-from kvfs.tree import tree
+from kvfs.session.session import Session, now_ns
+from kvfs.tree import reserved_inodes, tree
+from kvfs.tree.inodes import BLOCK
 from kvfs.vfs import stage_records
 from kvfs.vfs.post_commit import Changed, Finisher
 from kvfs.vfs.space_reservation import ReservationRefused, SpaceReservation
-from kvfs.vfs.stage_records import Dropped, Options, StagingTarget, WrittenData
+from kvfs.vfs.stage_records import Dropped, NewFile, WrittenData, blocks_of
 
 T = TypeVar("T")
+SMALL_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 3
+_MOST_NUMBERS: Final = 256
+"""Reserved at a time, by who needs many: at first one, then sixteen."""
+_CREDIT_BYTES: Final = 4 << 20
+"""At most so much is found free at a time, for small files: this much more than a limit may be used
+by each process within a second."""
+_CREDIT_S: Final = 1.0
 _GROWTH_BYTES: Final = 64 << 20
 """Reserved at a time for a file whose size is not known beforehand."""
 
@@ -48,185 +61,343 @@ _GROWTH_BYTES: Final = 64 << 20
 class Draft:
     """One file in the making. `fd` is its data file, open for reading and writing."""
 
-    __slots__ = ("durable", "fd", "ino", "options", "reserved", "target")
+    __slots__ = ("durable", "fd", "ino", "is_synced", "numbered", "reserved")
 
-    def __init__(
-        self, target: StagingTarget, options: Options, ino: int, reserved: int, durable: bool
-    ) -> None:
-        self.target = target
-        self.options = options
+    def __init__(self, ino: int, reserved: int, *, durable: bool, numbered: bool) -> None:
         self.ino = ino
+        """0: it was published, or is discarded."""
         self.reserved = reserved
         """Bytes."""
         self.durable = durable
+        self.numbered = numbered
+        """It has a reserved number, and no record."""
+        self.is_synced = False
         self.fd = -1
 
 
 class Drafts:
-    """Makes, publishes and discards drafts for one client; any thread."""
+    """Makes, publishes and discards drafts of one store; any thread. What it commits may be run
+    more than once."""
 
     def __init__(self, session: Session, room: SpaceReservation, finisher: Finisher) -> None:
         self._session = session
         self._room = room
         self._finisher = finisher
+        self._lock = threading.Lock()
+        self._numbers: dict[int, deque[int]] = {}
+        self._batches: dict[int, int] = {}
+        self._credit: dict[int, tuple[int, float]] = {}
+        self._pid = os.getpid()
 
-    def begin(self, wanted: Sequence[tuple[StagingTarget, int]], options: Options) -> list[Draft]:
-        """Steps 1 and 2 for these files of so many bytes.
+    # ---- steps 1 and 2
 
-        Raises NotFound, NotADirectory, IsADirectory, Exists, NotPermitted, NameTooLong, Invalid,
-        NoSpace, ReadOnly, Unavailable; then nothing is left.
-        """
-        for _ in range(_ATTEMPTS):
-            drafts = self._reserve(wanted, options)
-            try:
-                for draft in drafts:
-                    draft.fd = self._create(draft)
-                if len(self._unfinished(drafts)) == len(drafts):
-                    return drafts
-            except BaseException:
-                self.discard(drafts)
-                raise
-            self.abandon(drafts)
-        raise _hindered()
+    def begin(self, wanted: Callable[[Transaction], Sequence[NewFile]]) -> list[Draft]:
+        """Drafts of these files, with records and space. `wanted` is called in the transaction.
 
-    def publish(self, drafts: list[Draft]) -> None:
-        """Step 3's sync, and steps 4 to 6; the data files are closed.
+        Raises what it raises, NoSpace, ReadOnly, Unavailable, OSError; then nothing is left."""
+        author = self._session.author()
 
-        Raises as `begin`, and Conflict; then `discard` follows. Raises Unavailable also when all is
-        done but the node did not answer in time.
-        """
-        for _ in range(_ATTEMPTS):
-            try:
-                changed = self._place(drafts)
-                break
-            except Dropped:
-                self._rescue(drafts)
-        else:
-            raise _hindered()
-        _close(drafts)
-        if any(draft.durable for draft in drafts):
-            self._session.sync()
-        self._finisher.finish(changed)
+        def fn(t: Transaction, attempt: int) -> list[Draft] | ReservationRefused:
+            self._finisher.clear(t)
+            files = wanted(t)
+            reserved = stage_records.reserve(t, self._room, files, author, attempt)
+            if isinstance(reserved, ReservationRefused):
+                return reserved
+            return [
+                Draft(ino, file.size, durable=file.durable, numbered=False)
+                for ino, file in zip(reserved, files, strict=True)
+            ]
 
-    def discard(self, drafts: Iterable[Draft]) -> None:
-        """Undo `begin`, but for drafts that were published. What cannot be undone now is left to
-        the node.
+        return self._made(self._with_room(fn, self._session.write))
 
-        Whether one was is the engine's to say, by the commit that removes its record: beside a
-        node of a cluster what is read may be older than a commit whose answer was lost."""
-        drafts = list(drafts)
-        _close(drafts)
+    def begin_small(self, files: Sequence[NewFile]) -> list[Draft]:
+        """Drafts of files of one namespace, each of no more than SMALL_BYTES: no transaction, but
+        now and then. Raises as `begin`."""
+        number = namespace_of(files[0].parent)
+        self._spend(number, sum(BLOCK * blocks_of(file.size) for file in files))
+        return self._numbered(number, files)
 
-        def reap(t: Transaction) -> list[Draft]:
-            mine = _unnamed(t, drafts)
-            for draft in mine:
-                tree.reap(t, draft.ino)
-            return mine
+    def begin_small_now(self, file: NewFile) -> Draft | None:
+        """As `begin_small`, for an event loop; None where the node must be asked for space
+        first."""
+        number = namespace_of(file.parent)
+        if not self._spend_found(number, BLOCK * blocks_of(file.size)):
+            return None
+        return self._numbered(number, [file])[0]
 
+    def begin_one(self, file: NewFile) -> Draft:
+        """A draft of one file, which is told by its size whether it is small. Raises as `begin`."""
+        if file.size <= SMALL_BYTES:
+            return self.begin_small([file])[0]
+        return self.begin(lambda _: [file])[0]
+
+    def _numbered(self, namespace_id: int, files: Sequence[NewFile]) -> list[Draft]:
+        inos = self._take_numbers(namespace_id, len(files))
+        return self._made(
+            [
+                Draft(ino, SMALL_BYTES, durable=file.durable, numbered=True)
+                for ino, file in zip(inos, files, strict=True)
+            ]
+        )
+
+    def _made(self, drafts: list[Draft]) -> list[Draft]:
+        """The drafts with their data files, which it makes."""
         try:
-            for draft in self._session.write(reap):
-                self._session.files.unlink(draft.ino, 0)
-        except (KvfsError, OSError):
-            pass
+            for draft in drafts:
+                draft.fd = self._session.files.create(draft.ino, 0)
+        except BaseException:
+            self.discard(drafts)
+            raise
+        return drafts
 
-    def abandon(self, drafts: list[Draft]) -> None:
-        """As `discard`, where a node dropped some: their data files have no record."""
-        for draft in drafts:
-            self._session.files.unlink(draft.ino, 0)
-        self.discard(drafts)
+    # ---- step 3
 
     def grow(self, draft: Draft, size: int) -> None:
-        """Call before the file is longer than was reserved. Raises NoSpace, Unavailable."""
+        """Call before the file is longer than `reserved`. Raises NoSpace, Unavailable."""
         if size <= draft.reserved:
             return
         ino, old, new = draft.ino, draft.reserved, max(size, draft.reserved + _GROWTH_BYTES)
-        with _naming([draft.target]):
+        if draft.numbered:
+            self._spend(namespace_of(ino), new)
+        else:
             self._with_room(
-                lambda t, attempt: stage_records.grow(t, self._room, ino, old, new, attempt)
+                lambda t, attempt: stage_records.grow(t, self._room, ino, old, new, attempt),
+                self._session.write,
             )
         draft.reserved = new
 
     def sync(self, draft: Draft) -> None:
-        """Makes a durable file's data survive power loss. Raises OSError."""
-        if draft.durable:
+        """Makes the data of a durable file survive power loss. Raises OSError."""
+        if draft.durable and not draft.is_synced:
             file_sync.sync(draft.fd, datasync=True)
+            draft.is_synced = True
 
-    def failed(self, draft: Draft, error: OSError) -> Exception:
-        """The error to raise for the system's error on its data file."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            meant = translate(error, self._session.store.root)
-            return type(meant)(f"{draft.target}: {meant}")
-        return error
+    # ---- steps 4 to 6
 
-    def _reserve(
-        self, wanted: Sequence[tuple[StagingTarget, int]], options: Options
-    ) -> list[Draft]:
-        author = self._session.author()
+    def publish(
+        self,
+        drafts: Sequence[Draft],
+        place: Callable[[Transaction, Sequence[WrittenData], Changed], T],
+        later: list[Changed] | None = None,
+    ) -> T:
+        """Commit what `place` does with the files, durable ones of which are on disk before. They
+        are published when it returns, and gone where anything is raised before that. `later`: the
+        node is not told, but `Finisher.finish` can be.
 
-        def fn(t: Transaction, attempt: int) -> list[stage_records.Reserved] | ReservationRefused:
-            self._finisher.clear(t)
-            return stage_records.reserve(t, self._room, wanted, options, author, attempt)
-
-        with _naming([target for target, _ in wanted]):
-            reserved = self._with_room(fn)
-        return [
-            Draft(target, options, one.ino, size, one.durable)
-            for (target, size), one in zip(wanted, reserved, strict=True)
-        ]
-
-    def _place(self, drafts: list[Draft]) -> Changed:
-        files = [_written(draft) for draft in drafts]
-        changed = Changed()
-        author = self._session.author()
-
-        def fn(t: Transaction) -> None:
-            for draft, file in zip(drafts, files, strict=True):
-                stage_records.place(t, draft.target, file, draft.options, author, changed)
-            self._finisher.post(t, changed, author.now)
-
-        self._session.write(fn)
-        return changed
-
-    def _create(self, draft: Draft) -> int:
+        Raises what `place` raises, NoSpace, ReadOnly, Unavailable, Conflict, OSError; Unavailable
+        also when all is done but the node did not answer in time."""
         try:
-            return self._session.files.create(draft.ino, 0)
-        except OSError as error:
-            raise self.failed(draft, error) from error
-
-    def _unfinished(self, drafts: list[Draft]) -> list[Draft]:
-        """As `_unnamed`, read by itself."""
-        return self._session.read(lambda t: _unnamed(t, drafts))
-
-    def _rescue(self, drafts: list[Draft]) -> None:
-        """Give those that were dropped a new record and data file."""
-        alive = {draft.ino for draft in self._unfinished(drafts)}
+            for draft in drafts:
+                self.sync(draft)
+            result, changed = self._place_or_rescue(drafts, place)
+        except BaseException as error:
+            self.discard(drafts, in_doubt=_is_in_doubt(error))
+            raise
+        durable = False
         for draft in drafts:
-            if draft.ino in alive:
+            draft.ino = 0
+            durable |= draft.durable
+            _close(draft)
+        if durable:
+            self._session.sync()
+        if later is None:
+            self._finisher.finish(changed)
+        else:
+            later.append(changed)
+        return result
+
+    def _place_or_rescue(
+        self,
+        drafts: Sequence[Draft],
+        place: Callable[[Transaction, Sequence[WrittenData], Changed], T],
+    ) -> tuple[T, Changed]:
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._place(drafts, place)
+            except Dropped:
+                self._rescue(drafts)
+        raise Conflict("starting nodes dropped the new file again and again: try once more")
+
+    def _place(
+        self,
+        drafts: Sequence[Draft],
+        place: Callable[[Transaction, Sequence[WrittenData], Changed], T],
+    ) -> tuple[T, Changed]:
+        written = [_written(draft) for draft in drafts]
+
+        def step(t: Transaction) -> tuple[T, Changed]:
+            changed = Changed()
+            self._finisher.clear(t)
+            result = place(t, written, changed)
+            self._finisher.post(t, changed, now_ns())
+            return result, changed
+
+        return self._session.write(step)
+
+    def _rescue(self, drafts: Sequence[Draft]) -> None:
+        """Give drafts that a starting node dropped other numbers, and their data with them."""
+        with self._lock:
+            self._numbers.clear()  # the node dropped all that were reserved
+        alive = self._session.read(lambda t: [_is_alive(t, draft.ino) for draft in drafts])
+        for draft, is_alive in zip(drafts, alive, strict=True):
+            if is_alive:
                 continue
-            (new,) = self.begin([(draft.target, draft.reserved)], draft.options)
+            number = namespace_of(draft.ino)
+            self._spend(number, draft.reserved)
+            (ino,) = self._take_numbers(number, 1)
+            (new,) = self._made([Draft(ino, SMALL_BYTES, durable=draft.durable, numbered=True)])
             try:
                 os.lseek(new.fd, 0, os.SEEK_SET)
-                byte_transfer.copy(draft.fd, new.fd, lambda _: None)
+                byte_transfer.copy(draft.fd, new.fd, byte_transfer.go_on)
                 self.sync(new)
             except BaseException:
                 self.discard([new])
                 raise
             os.close(draft.fd)
-            draft.ino, draft.fd = new.ino, new.fd
+            self._session.files.unlink(draft.ino, 0)
+            draft.ino, draft.fd, draft.numbered = new.ino, new.fd, True
 
-    def _with_room(self, fn: Callable[[Transaction, int], T | ReservationRefused]) -> T:
+    def change(
+        self, fn: Callable[[Transaction, Changed], T], later: list[Changed] | None = None
+    ) -> T:
+        """Commit a change of names without a draft. `later`: as for `publish`. Raises what `fn`
+        raises, NoSpace, ReadOnly, Unavailable."""
+
+        def step(t: Transaction) -> tuple[T, Changed]:
+            changed = Changed()
+            self._finisher.clear(t)
+            result = fn(t, changed)
+            if changed.changes:
+                self._finisher.post(t, changed, now_ns())
+            return result, changed
+
+        result, changed = self._session.write(step)
+        if changed.changes and later is None:
+            self._finisher.finish(changed)
+        elif changed.changes and later is not None:
+            later.append(changed)
+        return result
+
+    # ---- what is not published
+
+    def discard(self, drafts: Iterable[Draft], *, in_doubt: bool = False) -> None:
+        """Undo `begin`; nothing of drafts that were published. Idempotent. What cannot be undone
+        now is left to the node. `in_doubt`: a commit of them was tried whose answer did not
+        come."""
+        numbered: list[int] = []
+        recorded: list[int] = []
+        for draft in drafts:
+            _close(draft)
+            if draft.ino:
+                (numbered if draft.numbered and not in_doubt else recorded).append(draft.ino)
+                draft.ino = 0
+        try:
+            if numbered:
+                self._give_back_numbers(numbered)
+            if recorded:
+                for ino in self._session.write(lambda t: _take_back(t, recorded)):
+                    self._session.files.unlink(ino, 0)
+        except (KvfsError, OSError):
+            pass
+
+    def give_back(self) -> None:
+        """Release the numbers that were not used; what fails is left to the node's next start."""
+        with self._lock:
+            mine = self._pid == os.getpid()
+            unused = [ino for each in self._numbers.values() for ino in each if mine]
+            self._numbers.clear()
+        if not unused:
+            return
+        try:
+            self._session.write(lambda t: reserved_inodes.release(t, unused))
+        except KvfsError:
+            pass
+
+    def _give_back_numbers(self, inos: Sequence[int]) -> None:
+        def fn(t: Transaction) -> list[tuple[bool, bool]]:
+            return [(_is_published(t, ino), t.get(keys.reserved(ino)) is not None) for ino in inos]
+
+        for ino, (is_published, is_reserved) in zip(inos, self._session.read(fn), strict=True):
+            if is_published:
+                continue
+            self._session.files.unlink(ino, 0)
+            if is_reserved:
+                with self._lock:
+                    self._numbers.setdefault(namespace_of(ino), deque()).append(ino)
+
+    # ---- numbers and space
+
+    def _take_numbers(self, namespace_id: int, count: int) -> list[int]:
+        with self._lock:
+            if self._pid != os.getpid():  # after a fork they are the parent's
+                self._numbers, self._batches, self._pid = {}, {}, os.getpid()
+            numbers = self._numbers.setdefault(namespace_id, deque())
+            lacking = count - len(numbers)
+            if lacking > 0:
+                batch = max(lacking, self._batches.get(namespace_id, 1))
+                self._batches[namespace_id] = min(16 * batch, _MOST_NUMBERS)
+                first = self._session.write(
+                    lambda t: reserved_inodes.reserve(t, namespace_id, batch)
+                )
+                numbers.extend(range(first, first + batch))
+            return [numbers.popleft() for _ in range(count)]
+
+    def with_room(self, namespace_id: int, size: int, fn: Callable[[Transaction], T]) -> T:
+        """Run a transaction that counts `size` bytes more, where there is space for them. Raises
+        NoSpace, Unavailable, what `fn` raises."""
+
+        def step(t: Transaction, attempt: int) -> T | ReservationRefused:
+            return self._room.refuse(t, {namespace_id: size}, attempt) or fn(t)
+
+        return self._with_room(step, self._session.write)
+
+    def _spend(self, namespace_id: int, size: int) -> None:
+        """Take from what was found free of late, or look for more."""
+        if self._spend_found(namespace_id, size):
+            return
+        spare = self._session.read(lambda t: self._room.spare(t, namespace_id))
+        credit = min(_CREDIT_BYTES, spare)
+        try:
+            self._admit(namespace_id, size + credit)
+        except NoSpace:
+            self._admit(namespace_id, size)
+            return
+        with self._lock:
+            self._credit[namespace_id] = credit, time.monotonic() + _CREDIT_S
+
+    def _spend_found(self, namespace_id: int, size: int) -> bool:
+        """Whether so much of what was found free of late was left."""
+        with self._lock:
+            left, until = self._credit.get(namespace_id, (0, 0.0))
+            if left < size or time.monotonic() >= until:
+                return False
+            self._credit[namespace_id] = left - size, until
+            return True
+
+    def _admit(self, namespace_id: int, size: int) -> None:
+        wanted = {namespace_id: size}
+        self._with_room(
+            lambda t, attempt: self._room.refuse(t, wanted, attempt), self._session.read
+        )
+
+    def _with_room(
+        self,
+        fn: Callable[[Transaction, int], T | ReservationRefused],
+        run: Callable[[Callable[[Transaction], T | ReservationRefused]], T | ReservationRefused],
+    ) -> T:
         attempt = 0
         while True:
-            found = self._session.write(lambda t, attempt=attempt: fn(t, attempt))  # type: ignore[misc]
+            found = run(lambda t, attempt=attempt: fn(t, attempt))  # type: ignore[misc]
             if not isinstance(found, ReservationRefused):
                 return found
             self._room.demand(found, attempt)
             attempt += 1
 
 
-def _unnamed(t: Transaction, drafts: Sequence[Draft]) -> list[Draft]:
-    """Returns those whose record is there, without a name."""
-    return [draft for draft in drafts if t.get(keys.orphan(draft.ino)) is not None]
+def _close(draft: Draft) -> None:
+    if draft.fd >= 0:
+        os.close(draft.fd)
+        draft.fd = -1
 
 
 def _written(draft: Draft) -> WrittenData:
@@ -241,22 +412,29 @@ def _written(draft: Draft) -> WrittenData:
     )
 
 
-@contextmanager
-def _naming(targets: Sequence[StagingTarget]) -> Iterator[None]:
-    """Names the targets in an error for lack of space."""
-    try:
-        yield
-    except NoSpace as error:
-        others = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
-        raise NoSpace(f"{targets[0]}{others}: {error}") from None
+def _is_in_doubt(error: BaseException) -> bool:
+    """Whether a commit that ended so may have taken place."""
+    return isinstance(error, Unavailable) or not isinstance(error, Exception)
 
 
-def _close(drafts: Iterable[Draft]) -> None:
-    for draft in drafts:
-        if draft.fd >= 0:
-            os.close(draft.fd)
-            draft.fd = -1
+def _is_alive(t: Transaction, ino: int) -> bool:
+    """Whether no node has dropped the draft with this number."""
+    return t.get(keys.reserved(ino)) is not None or t.get(keys.orphan(ino)) is not None
 
 
-def _hindered() -> Conflict:
-    return Conflict("starting nodes dropped the new file again and again: try once more")
+def _is_published(t: Transaction, ino: int) -> bool:
+    return t.get(keys.inode(ino)) is not None and t.get(keys.orphan(ino)) is None
+
+
+def _take_back(t: Transaction, inos: Sequence[int]) -> list[int]:
+    """Remove what stands for drafts that are not published; those of which there was any. The
+    engine takes it only where that is still so: beside a node of a cluster what is read may be
+    older than a commit whose answer was lost."""
+    mine = []
+    for ino in inos:
+        if t.delete(keys.reserved(ino)):
+            mine.append(ino)
+        elif t.get(keys.orphan(ino)) is not None:
+            tree.reap(t, ino)
+            mine.append(ino)
+    return mine

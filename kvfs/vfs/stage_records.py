@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from kvfs.base.errors import Conflict, Exists, IsADirectory, NotADirectory, NotFound, NotPermitted
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import ROOT_INODE, Inode, namespace_of
+from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
 from kvfs.session.paths import joined, naming, shown
 from kvfs.session.session import Author
 from kvfs.tree import lifecycle, namespaces, tree
@@ -39,11 +39,22 @@ class StagingTarget(NamedTuple):
         return joined((*self.directory, self.name))
 
 
-class Reserved(NamedTuple):
-    """A file's record without a name."""
+class NewFile(NamedTuple):
+    """A file that is to be made."""
 
-    ino: int
+    parent: int
+    """The directory that it will be in, or one above: of its namespace, and by which its group
+    follows."""
+    size: int
+    """Bytes."""
     durable: bool
+    mode: int = 0o600
+    """Permissions."""
+
+    @property
+    def namespace(self) -> int:
+        """The id of its namespace."""
+        return namespace_of(self.parent)
 
 
 class Dropped(Exception):
@@ -53,37 +64,31 @@ class Dropped(Exception):
 def reserve(
     t: Transaction,
     room: SpaceReservation,
-    wanted: Sequence[tuple[StagingTarget, int]],
-    options: Options,
+    files: Sequence[NewFile],
     author: Author,
     attempt: int,
-) -> list[Reserved] | ReservationRefused:
-    """Make a record without a name for each of these files of so many bytes, the space included.
-
-    What could be known to fail at the end fails here. Raises NotFound, NotADirectory,
-    IsADirectory, Exists, NotPermitted, NameTooLong, Invalid.
-    """
-    parents = [_check(t, target, options) for target, _ in wanted]
+) -> list[int] | ReservationRefused:
+    """Make a record without a name for each of these files, the space included; their inode
+    numbers."""
     sizes: dict[int, int] = {}
     counts: dict[int, int] = {}
-    for parent, (_, size) in zip(parents, wanted, strict=True):
-        number = namespace_of(parent)
-        sizes[number] = sizes.get(number, 0) + BLOCK * blocks_of(size)
+    for file in files:
+        number = file.namespace
+        sizes[number] = sizes.get(number, 0) + BLOCK * blocks_of(file.size)
         counts[number] = counts.get(number, 0) + 1
     if refused := room.refuse(t, sizes, attempt):
         return refused
     following = {
         number: namespaces.allocate_inodes(t, number, count) for number, count in counts.items()
     }
-    durable = {number: namespaces.get(t, number).kind != "cache" for number in counts}
     reserved = []
-    for parent, (_, size) in zip(parents, wanted, strict=True):
-        number = namespace_of(parent)
+    for file in files:
+        number = file.namespace
         ino, following[number] = following[number], following[number] + 1
-        inode = _new(stat.S_IFREG | stat.S_IMODE(options.mode), author)
-        inode.blocks, inode.boot = blocks_of(size), author.boot
-        tree.add_unlinked(t, parent, ino, inode)
-        reserved.append(Reserved(ino, durable[number]))
+        inode = _new(stat.S_IFREG | stat.S_IMODE(file.mode), author)
+        inode.blocks, inode.boot = blocks_of(file.size), author.boot
+        tree.add_unlinked(t, file.parent, ino, inode)
+        reserved.append(ino)
     return reserved
 
 
@@ -121,26 +126,31 @@ def place(
 ) -> None:
     """Put a file under its name, over what may be there, and publish it.
 
-    Raises as `reserve`, Dropped, and Conflict when another namespace has taken the old one's name.
+    Raises as `check`, Dropped, and Conflict when another namespace has taken the old one's name.
     """
     parent = _make_directories(t, target, options, author, changed)
     if namespace_of(parent) != namespace_of(file.ino):
         raise Conflict(f"{target}: the namespace is another one than when the put began")
-    if t.get(keys.orphan(file.ino)) is None:
+    is_numbered = t.delete(keys.reserved(file.ino))
+    if not is_numbered and t.get(keys.orphan(file.ino)) is None:
         raise Dropped
     removed = None
     if _is_taken(t, parent, target, options):
         removed = tree.unlink(t, parent, target.name, author.now, lambda _: True)
-    tree.link(t, file.ino, parent, target.name, author.now)
-    lifecycle.publish(
-        t,
-        file.ino,
-        size=file.size,
-        blocks=file.blocks,
-        mtime_ns=file.mtime_ns,
-        ctime_ns=file.ctime_ns,
-        boot=0 if file.synced else author.boot,
-    )
+    boot = 0 if file.synced else author.boot
+    if is_numbered:
+        tree.add(t, parent, target.name, file.ino, _published(file, options.mode, author, boot))
+    else:
+        tree.link(t, file.ino, parent, target.name, author.now)
+        lifecycle.publish(
+            t,
+            file.ino,
+            size=file.size,
+            blocks=file.blocks,
+            mtime_ns=file.mtime_ns,
+            ctime_ns=file.ctime_ns,
+            boot=boot,
+        )
     changed.name(parent, target.name, removed)
     changed.publish(file.ino, file.size)
 
@@ -148,7 +158,7 @@ def place(
 def make_directory(
     t: Transaction, target: StagingTarget, options: Options, author: Author, changed: Changed
 ) -> None:
-    """mkdir; at the top level it makes a durable namespace. Raises Exists, and as `reserve`."""
+    """mkdir; at the top level it makes a durable namespace. Raises Exists, and as `check`."""
     parent = _make_directories(t, target, options, author, changed)
     if find_shown(t, parent, target.name) is not None:
         raise Exists(f"{target} exists already")
@@ -160,8 +170,10 @@ def blocks_of(size: int) -> int:
     return -(-size // _PAGE_BYTES) * (_PAGE_BYTES // BLOCK)
 
 
-def _check(t: Transaction, target: StagingTarget, options: Options) -> int:
-    """The directory that the file will be in, or the last one above it that is there."""
+def check(t: Transaction, target: StagingTarget, size: int, options: Options) -> NewFile:
+    """The file that is to appear there. What could be known to fail at the end fails here.
+
+    Raises NotFound, NotADirectory, IsADirectory, Exists, NotPermitted, NameTooLong, Invalid."""
     parent, missing = _deepest(t, target, options)
     if parent == ROOT_INODE:
         raise NotPermitted(f"{target}: a file stands in a namespace, not beside them")
@@ -170,7 +182,7 @@ def _check(t: Transaction, target: StagingTarget, options: Options) -> int:
             namespaces.check_name(name)
     if not missing:
         _is_taken(t, parent, target, options)
-    return parent
+    return NewFile(parent, size, namespaces.is_durable(t, parent), options.mode)
 
 
 def _is_taken(t: Transaction, parent: int, target: StagingTarget, options: Options) -> bool:
@@ -223,6 +235,15 @@ def _add_directory(
     inode = _new(stat.S_IFDIR | stat.S_IMODE(mode), author)
     changed.name(parent, name)
     return tree.add(t, parent, name, ino, inode)
+
+
+def _published(file: WrittenData, mode: int, author: Author, boot: int) -> Inode:
+    """The first record of a file that is whole already."""
+    inode = _new(stat.S_IFREG | stat.S_IMODE(mode), author)
+    inode.size, inode.blocks, inode.boot = file.size, file.blocks, boot
+    inode.mtime_ns, inode.ctime_ns = file.mtime_ns, max(author.now, file.ctime_ns)
+    inode.flags = Flag.PUBLISHED
+    return inode
 
 
 def _new(mode: int, author: Author) -> Inode:

@@ -1,7 +1,7 @@
 """The Python API for trio."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import trio
 
 import kvfs
 from kvfs.base.errors import Exists, IsADirectory, NotFound
-from kvfs.vfs import stage
+from kvfs.client.file_drafts import FileDraft, FileDrafts
 from tests.contract import client_store
 
 Talk = Callable[[kvfs.AsyncClient], Awaitable[None]]
@@ -149,13 +149,13 @@ def test_a_committed_change_stays_though_the_caller_was_cancelled(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scope = trio.CancelScope()
-    real = stage.Drafts.publish
+    real = FileDrafts.publish
 
-    def publish(self: stage.Drafts, *arguments: object) -> None:
-        real(self, *arguments)  # type: ignore[arg-type]
+    def publish(self: FileDrafts, made: Sequence[FileDraft]) -> None:
+        real(self, made)
         trio.from_thread.run_sync(scope.cancel)
 
-    monkeypatch.setattr(stage.Drafts, "publish", publish)
+    monkeypatch.setattr(FileDrafts, "publish", publish)
 
     async def talk(client: kvfs.AsyncClient) -> None:
         with scope:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ from kvfs.base.errors import Busy, Conflict, NoSpace, ReadOnly, Unavailable
 from kvfs.meta.engine import Transaction
 from kvfs.node import open_node
 from kvfs.session import session
-from kvfs.tree import namespaces
-from kvfs.vfs import node_client, stage
+from kvfs.tree import namespaces, reserved_inodes
+from kvfs.vfs import node_client
+from kvfs.vfs.stage import Draft, Drafts
 from tests.contract import client_store
 
 _RESTART = """
@@ -189,21 +190,22 @@ def test_a_read_only_store_is_read(store: Path, tmp_path: Path) -> None:
 def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = stage.Drafts.publish
+    real = Drafts._place
 
-    def publish(self: stage.Drafts, made: list[stage.Draft]) -> None:
-        monkeypatch.setattr(stage.Drafts, "publish", real)
+    def place(self: Drafts, made: Sequence[Draft], *rest: object) -> object:
+        monkeypatch.setattr(Drafts, "_place", real)
         dropped = made[0].ino
         client_store.run(_RESTART, str(store))
-        real(self, made)
+        placed: object = real(self, made, *rest)  # type: ignore[arg-type]
         assert made[0].ino != dropped
+        return placed
 
     with kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
-        monkeypatch.setattr(stage.Drafts, "publish", publish)
+        monkeypatch.setattr(Drafts, "_place", place)
         client.put("/cache/a", b"new" * 100_000)
         assert client.get("/cache/a") == b"new" * 100_000
-        monkeypatch.setattr(stage.Drafts, "publish", publish)
+        monkeypatch.setattr(Drafts, "_place", place)
         with client.open("/cache/b", "wb") as file:
             file.write(b"written in ")
             file.write(b"two parts")
@@ -213,18 +215,40 @@ def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
 def test_nodes_that_start_again_and_again_end_in_an_error(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = stage.Drafts._place
+    real = Drafts._place
 
-    def place(self: stage.Drafts, *arguments: object) -> object:
+    def place(self: Drafts, *arguments: object) -> object:
         client_store.run(_RESTART, str(store))
         return real(self, *arguments)  # type: ignore[arg-type]
 
     with kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
-        monkeypatch.setattr(stage.Drafts, "_place", place)
+        monkeypatch.setattr(Drafts, "_place", place)
         with pytest.raises(Conflict, match="again"):
             client.put("/cache/a", b"new")
         assert client.get("/cache/a") == b"old"
+
+
+def test_a_small_put_is_one_commit_and_a_closed_client_leaves_no_number_reserved(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserved(t: Transaction) -> list[int]:
+        return reserved_inodes.reserved(t, 0, 1000)
+
+    opened = session.acquire(store)
+    try:
+        with kvfs.Client(store) as client:
+            for name in "ab":
+                client.put(f"/cache/{name}", b"1")
+            assert opened.read(reserved) != []
+            commits = []
+            write = opened.write
+            monkeypatch.setattr(opened, "write", lambda fn: (commits.append(fn), write(fn))[1])
+            client.put("/cache/c", b"3")
+            assert len(commits) == 1
+        assert opened.read(reserved) == []
+    finally:
+        session.release(opened)
 
 
 def test_what_nobody_reads_any_more_goes_with_the_running_node(store: Path) -> None:

@@ -588,13 +588,14 @@ def test_a_put_whose_answer_is_lost_keeps_its_data(
     assert read(store, b"k") == b"x" * size
 
 
+@pytest.mark.parametrize(("size", "heard"), [(7, 1), (2 << 20, 2)])
 def test_a_clients_put_whose_answer_is_lost_keeps_its_data(
-    store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, root: Path, size: int, heard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with kvfs.Client(root) as client:
-        with lost_answer(store.session, monkeypatch, heard=2), pytest.raises(Unavailable):
-            client.put("/models/f", b"content")
-        assert client.get("/models/f") == b"content"
+        with lost_answer(store.session, monkeypatch, heard=heard), pytest.raises(Unavailable):
+            client.put("/models/f", b"c" * size)
+        assert client.get("/models/f") == b"c" * size
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ def test_a_full_disk_is_named_and_nothing_stays_behind(
             with pytest.raises(NoSpace, match="store is full"):
                 client.put("/models/a", bytes(200 * MIB))
             # Somebody else takes the space after it was found to be there.
-            monkeypatch.setattr(client._core._drafts._room, "refuse", lambda *_: None)
+            monkeypatch.setattr(client._core._stage._room, "refuse", lambda *_: None)
             with pytest.raises(NoSpace, match=r"/models/a: .*filesystem of the store .* is full"):
                 client.put("/models/a", bytes(200 * MIB))
             with pytest.raises(NoSpace), client.open("/models/a", "wb") as file:

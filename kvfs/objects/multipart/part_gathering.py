@@ -16,10 +16,10 @@ from kvfs.objects import range_copy
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.multipart.upload_transactions import UploadPart
 from kvfs.objects.object_errors import InvalidPart
-from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session.byte_transfer import Step
 from kvfs.session.session import Session
 from kvfs.vfs.node_client import Link
+from kvfs.vfs.stage import Draft, Drafts
 
 
 class PartGathering:
@@ -30,17 +30,17 @@ class PartGathering:
         self,
         session: Session,
         link: Link,
-        bodies: Bodies,
+        stage: Drafts,
         bucket: Bucket,
         parts: Sequence[UploadPart],
     ) -> None:
         self._session = session
         self._link = link
-        self._bodies = bodies
+        self._stage = stage
         self._bucket = bucket
         self._parts = parts
         self._open: dict[int, int] = {}
-        self._borrowed: list[StagedBody] = []
+        self._borrowed: list[Draft] = []
 
     def __enter__(self) -> Self:
         return self
@@ -53,8 +53,7 @@ class PartGathering:
     ) -> None:
         for fd in self._open.values():
             os.close(fd)
-        for body in self._borrowed:
-            self._bodies.discard(body)
+        self._stage.discard(self._borrowed)
 
     def copy(self, part: UploadPart, target: int, at: int, step: Step) -> None:
         """Copy a part's bytes into an open file. Raises InvalidPart, Unavailable (its node does not
@@ -97,6 +96,6 @@ class PartGathering:
     def _borrow(self, data: int) -> int | None:
         """An assembly that another node has, as far as the parts reach."""
         size = max(each.place.offset + each.size for each in self._parts if each.place.data == data)
-        body = self._bodies.begin(self._bucket, size)
+        body = self._stage.begin_one(self._bucket.new_file(size))
         self._borrowed.append(body)
         return os.dup(body.fd) if self._link.borrow(data, size, body.ino) else None

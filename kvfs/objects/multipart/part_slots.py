@@ -2,7 +2,7 @@
 
 | step | on disk | in the engine | left by a kill after it |
 |---|---|---|---|
-| 1 for the first part a data file, see `staged_files` | empty file | `r` | as there |
+| 1 for the first part a data file, see `kvfs.vfs.stage` | empty file | `r` | as there |
 | 2 its record; the part's bytes locked | the same | the assembly | see `upload_transactions` |
 | 3 space reserved | the same | counted | space counted until the upload ends |
 | 4 bytes written; durable: synced | the bytes | the same | the same; they are written again |
@@ -37,9 +37,9 @@ from kvfs.objects.multipart.part_assembly import PartBytes
 from kvfs.objects.multipart.part_gathering import PartGathering
 from kvfs.objects.multipart.upload_transactions import Upload, UploadPart
 from kvfs.objects.mutations import Moment
-from kvfs.objects.staged_files import Bodies
 from kvfs.session.byte_transfer import Step
 from kvfs.session.session import Session
+from kvfs.vfs.stage import Drafts
 from kvfs.vfs.stage_records import WrittenData
 
 _MOST_BYTES: Final = 5 << 40
@@ -70,9 +70,9 @@ class Slot:
 class Slots:
     """The slots of one store; any thread."""
 
-    def __init__(self, session: Session, bodies: Bodies) -> None:
+    def __init__(self, session: Session, stage: Drafts) -> None:
         self._session = session
-        self._bodies = bodies
+        self._stage = stage
 
     def begin(
         self, bucket: Bucket, upload: Upload, number: int, size: int, moment: Moment
@@ -190,7 +190,7 @@ class Slots:
         moment: Moment,
         find: Callable[[Transaction], int | None],
     ) -> int | None:
-        body = self._bodies.begin(bucket, 0)
+        body = self._stage.begin_one(bucket.new_file(0))
 
         def fn(t: Transaction) -> int | None:
             upload_transactions.find(t, bucket, upload.key, upload.id)
@@ -203,9 +203,9 @@ class Slots:
         try:
             found = self._session.write(fn)
         except BaseException:
-            self._bodies.discard(body, in_doubt=True)
+            self._stage.discard([body], in_doubt=True)
             raise
-        self._bodies.discard(body)  # but for the descriptor nothing, where it was used
+        self._stage.discard([body])  # but for the descriptor nothing, where it was used
         return found
 
     def _open(self, ino: int) -> int | None:
@@ -228,7 +228,7 @@ class Slots:
             part_assembly.reserve(t, place.data, part_assembly.blocks_of(size))
             return True
 
-        return self._bodies.with_room(slot.bucket, size, fn)
+        return self._stage.with_room(slot.bucket.id, size, fn)
 
 
 def _target(t: Transaction, upload: Upload, parts: Sequence[UploadPart], boot: int) -> int | None:

@@ -23,11 +23,11 @@ from kvfs.objects.object_drafts import ObjectDraft, ObjectDrafts
 from kvfs.objects.object_info import Facts
 from kvfs.objects.open_object import ObjectOpener
 from kvfs.objects.publish import Publisher
-from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session.byte_transfer import Step, go_on
 from kvfs.session.session import Session
 from kvfs.vfs.node_client import Link
 from kvfs.vfs.post_commit import Changed
+from kvfs.vfs.stage import Draft, Drafts
 from kvfs.vfs.stage_records import WrittenData
 
 
@@ -37,7 +37,7 @@ class Uploads:
     def __init__(
         self,
         opened: Session,
-        bodies: Bodies,
+        stage: Drafts,
         slots: Slots,
         drafts: ObjectDrafts,
         opener: ObjectOpener,
@@ -45,7 +45,7 @@ class Uploads:
         link: Link,
     ) -> None:
         self._session = opened
-        self._bodies = bodies
+        self._stage = stage
         self._slots = slots
         self._drafts = drafts
         self._opener = opener
@@ -84,8 +84,8 @@ class Uploads:
 
         found, upload = self._session.read(fn)
         slot = self._slots.begin(found, upload, number, size_hint, self._publisher.moment())
-        body = self._bodies.begin(found, size_hint) if slot is None else slot
-        return ObjectDraft(body, key, upload, number)
+        body = self._stage.begin_one(found.new_file(size_hint)) if slot is None else slot
+        return ObjectDraft(body, found, key, upload, number)
 
     def commit_part(self, draft: ObjectDraft, etag: str, metadata: Metadata) -> UploadPart:
         """As `ObjectStore.commit`. Raises NoSuchUpload when the upload has ended meanwhile."""
@@ -93,7 +93,7 @@ class Uploads:
         assert upload is not None, "an object is put with commit"
         if isinstance(draft.body, Slot):
             return self._commit_slot(draft.body, upload, draft.part, etag, metadata)
-        bucket = draft.body.bucket
+        bucket = draft.bucket
 
         def fn(t: Transaction, body: WrittenData, changed: Changed) -> UploadPart:
             new = New(body, etag, metadata)
@@ -234,7 +234,7 @@ class Uploads:
             return result
 
         boot = self._session.boot
-        with PartGathering(self._session, self._link, self._bodies, found, parts) as gathering:
+        with PartGathering(self._session, self._link, self._stage, found, parts) as gathering:
             with self._slots.joined(found, upload, parts, gathering, boot, step) as written:
                 if written is not None:
                     return self._publisher.change_synced(
@@ -245,16 +245,16 @@ class Uploads:
 
     def _gathered(
         self, bucket: Bucket, parts: Sequence[UploadPart], gathering: PartGathering, step: Step
-    ) -> StagedBody:
+    ) -> Draft:
         """A new body of these parts, one after the other."""
-        body = self._bodies.begin(bucket, sum(part.size for part in parts))
+        body = self._stage.begin_one(bucket.new_file(sum(part.size for part in parts)))
         try:
             at = 0
             for part in parts:
                 gathering.copy(part, body.fd, at, step)
                 at += part.size
         except BaseException:
-            self._bodies.discard(body)
+            self._stage.discard([body])
             raise
         return body
 
