@@ -65,7 +65,13 @@ async def _keep(mount: _Watched, scope: trio.CancelScope, begun: trio.Event) -> 
                 process = None
             begun.set()
             if process is not None:
-                await _wait(process)
+                if await _wait(process) == watchdog_process.REPLACED:
+                    log.error(
+                        "the program was replaced beneath the running node: nobody ends the mount"
+                        " %s should the node die; restart the node",
+                        mountpoint,
+                    )
+                    return
                 log.warning("the watchdog of %s has ended: another is started", mountpoint)
             await trio.sleep(_PAUSE_S)
 
@@ -81,7 +87,7 @@ async def _start(mount: _Watched) -> trio.Process:
             fds.append(abort)
             closing.callback(os.close, abort)
         found = device.mounted(mountpoint)
-        numbers = (os.getpid(), fds[0], -1 if abort is None else abort)
+        numbers = (watchdog_process.VERSION, os.getpid(), fds[0], -1 if abort is None else abort)
         return await trio.lowlevel.open_process(
             [
                 *(sys.executable, "-I", "-S", watchdog_process.__file__),
@@ -95,10 +101,10 @@ async def _start(mount: _Watched) -> trio.Process:
         )
 
 
-async def _wait(process: trio.Process) -> None:
-    """Waits for the process. Cancelled: it is killed."""
+async def _wait(process: trio.Process) -> int:
+    """Waits for the process and returns its exit code. Cancelled: it is killed."""
     try:
-        await process.wait()
+        return await process.wait()
     finally:
         with trio.CancelScope(shield=True):
             process.kill()

@@ -1,11 +1,13 @@
 """The watchdog of a mount: a process that waits for the end of its daemon and then ends the mount's
 connection to the kernel.
 
-    python -I -S watchdog_process.py PID PIDFD ABORT PACKAGES DEVICE MOUNTPOINT ANSWERS
+    python -I -S watchdog_process.py VERSION PID PIDFD ABORT PACKAGES DEVICE MOUNTPOINT ANSWERS
 
-PIDFD (of the daemon) and ABORT (see `device.open_abort`; -1: there is none) are inherited.
-`watchdog` starts it, and ends it in order. It imports nothing of KVFS, so that it takes 4 MB of
-memory of its own: without ABORT it asks a new interpreter.
+VERSION is that of these arguments: if it is another than this program's, the program was replaced
+beneath the running daemon, and this one ends at once with REPLACED. PIDFD (of the daemon) and ABORT
+(see `device.open_abort`; -1: there is none) are inherited. `watchdog` starts it, and ends it in
+order. It imports nothing of KVFS, so that it takes 4 MB of memory of its own: without ABORT it asks
+a new interpreter.
 
 If another process serves from the mount, the mount's open device is inherited too. Then callers
 that wait for an answer of the daemon wait on after its death, until the file ANSWERS (empty: there
@@ -24,6 +26,10 @@ import signal
 import sys
 import time
 
+VERSION = 1
+"""Grows by one when the arguments change."""
+REPLACED = 75
+"""The exit code where the arguments are of another version; it never changes."""
 _LOOK_MS = 1000
 _SILENT_S = 3.0
 _STEP_S = 0.005
@@ -34,8 +40,10 @@ def main() -> None:
     # The terminal's ^C, and what ends all processes of a service, are for the daemon to heed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    pid, pidfd, abort = map(int, sys.argv[1:4])
-    packages, device, mountpoint, answers = sys.argv[4:8]
+    if sys.argv[1] != str(VERSION):
+        sys.exit(REPLACED)
+    pid, pidfd, abort = map(int, sys.argv[2:5])
+    packages, device, mountpoint, answers = sys.argv[5:9]
     ended = select.poll()
     ended.register(pidfd, select.POLLIN)
     while not ended.poll(_LOOK_MS) and not has_ended(pid):

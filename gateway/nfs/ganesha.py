@@ -58,7 +58,14 @@ class Ganesha:
         """See `jail_process`."""
         self._command = [
             *(sys.executable, "-I", "-S", "-c", jail_process.BEGIN, str(_PACKAGES)),
-            *(str(os.getpid()), str(root), *secrets, "guarded" if guarded else "", program),
+            *(
+                str(jail_process.VERSION),
+                str(os.getpid()),
+                str(root),
+                *secrets,
+                "guarded" if guarded else "",
+                program,
+            ),
         ]
         self._process: trio.Process | None = None
         self.ready = trio.Event()

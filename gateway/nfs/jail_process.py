@@ -1,6 +1,9 @@
 """Runs NFS-Ganesha in a mount namespace in which nothing lies but the exports.
 
-    python -I -S -c BEGIN PACKAGES PID ROOT EXPORTS SECRET GUARD GANESHA
+    python -I -S -c BEGIN PACKAGES VERSION PID ROOT EXPORTS SECRET GUARD GANESHA
+
+VERSION is that of these arguments and of what is said through the standard streams: where it is
+another than this program's, the program was replaced beneath the running daemon.
 
 The reason: Ganesha 4.3 checks no name of NFSv3 for slashes, so that `../x` and `/etc/x` lead out of
 an export, and takes any filesystem that it can see beside an export (even the one of its
@@ -39,6 +42,8 @@ BEGIN = (
     " from gateway.nfs import jail_process; sys.exit(jail_process.main())"
 )
 """The program: it imports the standard library's modules first, then those of KVFS."""
+VERSION = 1
+"""Grows by one when any of that changes."""
 _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19
@@ -65,8 +70,11 @@ def main() -> int:
     """Runs Ganesha and returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    daemon = int(sys.argv[1])
-    root, exports, secret, guarded, program = sys.argv[2:7]
+    if sys.argv[1] != str(VERSION):
+        _say("the program was replaced beneath the running node: restart the node")
+        return 70
+    daemon = int(sys.argv[2])
+    root, exports, secret, guarded, program = sys.argv[3:8]
     answers, _runs = (_locked(f"{root}/{name}") for name in ("answers", "runs"))
     ours, theirs = socket.socketpair()
     channel = theirs if guarded == "guarded" else None

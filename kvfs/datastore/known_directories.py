@@ -20,7 +20,8 @@ Invariants
 - Before the file exists, and while no node serves, every directory counts as known. A node that was
   killed leaves its counts: too many, which cost only round trips. The next one, whose mount is not
   made yet, begins anew in the same file.
-- A process that finds no file, or one of another size, takes every directory for known.
+- A process that finds no file, or one of another size or layout (another version's), takes every
+  directory for known.
 - Directories may share a slot. The root is always known.
 """
 
@@ -34,7 +35,8 @@ from kvfs.meta.records import ROOT_INODE
 
 _SLOTS: Final = 1 << 16
 _HEADER: Final = 16
-"""Words before the slots; the first says whether a node serves."""
+"""Words before the slots; the first is 0 while no node serves, else the layout of the rest."""
+_LAYOUT: Final = 1
 _SIZE: Final = 4 * (_HEADER + _SLOTS)
 _SPREAD: Final = 0x9E37
 """Spreads directories of different namespaces, which have the same low bits."""
@@ -59,7 +61,7 @@ class KnownDirectories:
         self._words[0] = 0
         self._map[4 * _HEADER :] = bytes(_SIZE - 4 * _HEADER)
         self.add(ROOT_INODE)
-        self._words[0] = 1
+        self._words[0] = _LAYOUT
 
     def __contains__(self, ino: int) -> bool:
         return ino in self._inos
@@ -109,7 +111,7 @@ class Known:
         """Returns whether a kernel may know one of these directories. Call in the transaction that
         changes them."""
         words = self._current()
-        return words is None or not words[0] or any(words[_slot(ino)] for ino in inos)
+        return words is None or words[0] != _LAYOUT or any(words[_slot(ino)] for ino in inos)
 
     def _current(self) -> memoryview | None:
         """Returns the counters of the present file: it may have been removed between two nodes, and

@@ -8,6 +8,7 @@ for a thread that it cannot end.
 
 import contextlib
 import gc
+import logging
 import os
 import socket
 from functools import partial
@@ -32,7 +33,7 @@ from s3api.server.access_log import AccessLog
 from s3api.server.counters import Recorder
 from s3api.server.lifecycle_worker import Expiring
 from s3api.server.log_delivery import LogDelivery
-from s3api.server.worker_messages import READY, WorkerPlan
+from s3api.server.worker_messages import READY, VERSION, PlanVersion, WorkerPlan
 from s3api.storage.batch_delete import Deleter
 from s3api.storage.bucket_settings import SettingsReader
 from s3api.storage.commit_notifier import Teller
@@ -53,6 +54,16 @@ def main() -> None:
     line = _first_line()
     if not line.endswith(b"\n"):
         return  # the supervisor gave up, or died, before it said anything
+    told = msgspec.json.decode(line, type=PlanVersion).version
+    if told != VERSION:  # before the plan is read, which may have another form
+        log_lines.begin("ERROR", f"s3[{os.getpid()}] ")
+        logging.getLogger(__name__).error(
+            "the program was replaced beneath the running node, which gives its S3 workers plans of"
+            " version %d; this one reads %d: restart the node",
+            told,
+            VERSION,
+        )
+        return
     plan = msgspec.json.decode(line, type=WorkerPlan)
     os.chdir("/")
     priority.follow()

@@ -3,6 +3,9 @@
 The supervisor sends its WorkerPlan as a line of JSON, later REPORT as often as it likes, and closes
 the stream to end the worker, which also ends when the supervisor's process does. The worker answers
 READY once, and each REPORT with its Tally as a line of JSON.
+
+A worker that is started after the program was replaced beneath the running node is another
+program's: it looks at the version of the plan before anything else.
 """
 
 from typing import Final
@@ -11,11 +14,20 @@ import msgspec
 
 READY: Final = b"ready\n"
 REPORT: Final = b"report\n"
+VERSION: Final = 1
+"""The version of all these messages; grows by one when any of them changes."""
+
+
+class PlanVersion(msgspec.Struct):
+    """What a plan of any version has."""
+
+    version: int = 0
 
 
 class WorkerPlan(msgspec.Struct, kw_only=True):
     """The supervisor's plan for a worker."""
 
+    version: int = VERSION
     supervisor: int
     """The process that started the worker, and with which it ends."""
     store: str

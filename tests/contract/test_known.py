@@ -42,6 +42,15 @@ def test_before_any_node_everything_counts_as_known(path: Path) -> None:
     assert DIRECTORY in reader
 
 
+def test_in_the_file_of_another_version_everything_counts_as_known(path: Path) -> None:
+    serving, reader = KnownDirectories(path), Known(path)
+    assert DIRECTORY not in reader
+    with path.open("r+b") as file:
+        file.write((2).to_bytes(4, sys.byteorder))
+    assert DIRECTORY in reader
+    serving.close()
+
+
 def test_what_the_kernel_knows_and_forgets(path: Path) -> None:
     serving, reader = KnownDirectories(path), Known(path)
     assert ROOT_INODE in reader

@@ -1,8 +1,9 @@
 """The mover: a process that holds Mooncake's transfer engine for its node.
 
-    python -m kvfs.transfer.rdma.engine_process SOCKET MEMORY BYTES HOST
+    python -m kvfs.transfer.rdma.engine_process SOCKET MEMORY BYTES HOST VERSION
 
-Socket and memory are inherited descriptors.
+Socket and memory are inherited descriptors. VERSION is that of the node's messages: another one
+than this program's says that the program was replaced beneath the running node.
 
 It says first what it is (HELLO, or one line that begins with `!` and says why it cannot be), then
 answers each request, in any order, and ends with its socket, or with its node, whose end of
@@ -34,6 +35,8 @@ ANSWER: Final = struct.Struct("<Ii")
 """The number of the request, and 0 where it was done."""
 HELLO: Final = struct.Struct("<8sHQ")
 """The kind of the engine, its port, and the address of the memory."""
+VERSION: Final = 1
+"""The version of these messages; grows by one when any of them changes."""
 MESSAGE_BYTES: Final = 64 << 10
 THREADS: Final = 4
 _LOOK_S: Final = 1.0
@@ -47,6 +50,8 @@ def main() -> None:
     node = socket.socket(fileno=int(sys.argv[1]))
     parent = os.getppid()
     try:
+        if sys.argv[5:] != [str(VERSION)]:
+            raise OSError("the program was replaced beneath the running node: restart the node")
         memory = mmap.mmap(int(sys.argv[2]), int(sys.argv[3]))
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         engine, hello = _start(base, len(memory), sys.argv[4])

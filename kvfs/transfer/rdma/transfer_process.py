@@ -193,7 +193,7 @@ class Mover:
     async def _open(self, theirs: socket.socket) -> trio.Process:
         fds = [theirs.fileno(), self.memory.fd]
         return await trio.lowlevel.open_process(
-            [*self._command, *map(str, fds), str(BYTES), self._host],
+            [*self._command, *map(str, fds), str(BYTES), self._host, str(engine_process.VERSION)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # the engine tells there what strangers ask
