@@ -61,12 +61,16 @@ def get(engine: Any, key: bytes) -> bytes | None:
 
 
 def tamper(
-    server: RedisServer | RedisCluster, url: str, command: str, key: str, *arguments: str | int
-) -> None:
+    server: RedisServer | RedisCluster,
+    url: str,
+    command: str,
+    key: str,
+    *arguments: str | int | bytes,
+) -> Any:
     """With one of the keys where the metadata are."""
     prefix = url.partition("prefix=")[2]
     holder = server if isinstance(server, RedisServer) else server.owner(slot_of(prefix, 0))
-    holder.call(command, f"{{{prefix}:0}}{key}", *arguments)
+    return holder.call(command, f"{{{prefix}:0}}{key}", *arguments)
 
 
 def test_what_one_commits_the_other_has(one: Mirror, other: Mirror, url: str) -> None:
@@ -325,6 +329,43 @@ def test_a_removed_node_commits_no_more(
     with pytest.raises(Unavailable, match="node 1 was removed"):
         put(one, b"b")
     assert [key for key, _ in in_redis(url)] == [b"a"]
+
+
+@pytest.mark.parametrize("packed", [[["a", "1"]], {"another": "form"}])
+def test_an_entry_of_a_later_version_is_refused(
+    one: Mirror, url: str, server: RedisServer | RedisCluster, packed: object
+) -> None:
+    """By whoever follows the log, and by whoever proposes; nothing of it is applied."""
+    put(one, b"b")
+    where = one.engine.position + 1
+    entry = ("t", "new", "b", token(server, url), "w", msgspec.msgpack.encode(packed), "v", 2)
+    tamper(server, url, "XADD", "x", f"{where}-0", *entry)
+    tamper(server, url, "HSET", "s", "token", "new", "position", where)
+    refusal = rf"entry {where}-0 of the engine's log has version 2, this KVFS reads 1: use"
+    with pytest.raises(Unavailable, match=refusal):
+        one.catch_up()
+    with pytest.raises(Unavailable, match=refusal):
+        put(one, b"c")
+    assert one.engine.position == where - 1
+
+
+def test_an_entry_of_a_program_before_versions_is_read(
+    one: Mirror, url: str, server: RedisServer | RedisCluster
+) -> None:
+    put(one, b"b")
+    where = one.engine.position + 1
+    written = msgspec.msgpack.encode([[b"a", b"1"]])
+    entry = ("t", "new", "b", token(server, url), "w", written)
+    tamper(server, url, "XADD", "x", f"{where}-0", *entry)
+    tamper(server, url, "HSET", "s", "token", "new", "position", where)
+    one.catch_up()
+    assert get(one, b"a") == b"1"
+
+
+def token(server: RedisServer | RedisCluster, url: str) -> bytes:
+    """That of the last commit."""
+    found: bytes = tamper(server, url, "HGET", "s", "token")
+    return found
 
 
 def test_a_store_of_a_lone_node_is_no_mirror_nor_the_other_way(url: str, tmp_path: Path) -> None:

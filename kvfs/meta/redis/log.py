@@ -7,7 +7,9 @@ The log is the stream `x`. Each script that writes adds one entry, under a numbe
 - `t`: the token of that commit, which is that of the state from then on;
 - `b`: the token before it, so that entries make a chain: a server that lost some of them, or came
   back with older data, is found out by the first entry that does not follow;
-- `w`: msgpack of the writes: a list of lists of keys and values in turn (no value: deleted).
+- `w`: msgpack of the writes: a list of lists of keys and values in turn (no value: deleted);
+- `v`: the version of the entry, which says what `w` is; missing: 1, of a program before versions. A
+  later one is refused: a program that took it for its own would apply something else.
 
 It is bounded: 50,000 entries, and some 64 MiB. A replica that needs older ones reads everything
 anew (PAGE). A replica that stands at (position, token) is told one of
@@ -21,15 +23,17 @@ anew (PAGE). A replica that stands at (position, token) is told one of
 | lost | there is no log: the server lost everything |
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kvfs.base.errors import Corrupt
+from kvfs.base.errors import Corrupt, NotSupported
 from kvfs.meta.lmdb.growth import Growth, growth_of
-from kvfs.meta.redis.scripts import COMMON, Script
+from kvfs.meta.redis.scripts import COMMON, ENTRY_VERSION, Script
 
+_ENTRY_VERSION: Final = b"%d" % ENTRY_VERSION
 ENTRIES: Final = 500
 """Entries in one answer, at most."""
 Writes = list[bytes | None]
@@ -59,7 +63,8 @@ local function answered(status, entries, results)
   local packed = {}
   for i = 1, #entries do
     local fields = entries[i][2]
-    packed[i] = listed(4, {binary(entries[i][1]), binary(fields[2]), binary(fields[4]), fields[6]})
+    packed[i] = listed(5, {binary(entries[i][1]), binary(fields[2]), binary(fields[4]), fields[6],
+      binary(fields[8] or '1')})
   end
   return listed(3, {binary(status), listed(#packed, packed), binary(results)})
 end
@@ -106,7 +111,7 @@ return answered(status, entries, '')
 """
 )
 """ARGV: the replica's position. Returns msgpack of the status, the entries (id, token, token
-before, writes) and nothing."""
+before, writes, version) and nothing."""
 
 PROPOSE: Final = Script(
     _FOLLOWING
@@ -284,7 +289,10 @@ class LogReply(NamedTuple):
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_answer: Final = msgspec.msgpack.Decoder(
-    tuple[bytes, list[tuple[bytes, bytes, bytes, list[Writes]]], bytes]
+    tuple[bytes, list[tuple[bytes, bytes, bytes, list[Writes], bytes]], bytes]
+).decode
+_decode_of_any_version: Final = msgspec.msgpack.Decoder(
+    tuple[bytes, list[tuple[bytes, bytes, bytes, msgspec.Raw, bytes]], bytes]
 ).decode
 _decode_writes: Final = msgspec.msgpack.Decoder(list[Writes]).decode
 
@@ -321,26 +329,50 @@ def size(items: Sequence[bytes]) -> int:
 
 
 def read_answer(packed: bytes) -> LogReply:
-    """Raises Corrupt."""
+    """Raises Corrupt, NotSupported (an entry of a later version)."""
     try:
         status, entries, results = _decode_answer(packed)
         return LogReply(status.decode(), [_numbered(*each) for each in entries], results)
     except (ValueError, msgspec.DecodeError) as error:
+        _refuse_later(packed)
         raise Corrupt(f"the engine gave an answer that is none: {error}") from None
 
 
+def _refuse_later(packed: bytes) -> None:
+    """Raises NotSupported where an answer cannot be read since an entry is of a later version."""
+    with contextlib.suppress(ValueError, msgspec.DecodeError):
+        for name, *_, version in _decode_of_any_version(packed)[1]:
+            _check_version(name, version)
+
+
 def read_entries(found: Sequence[Any]) -> list[LogEntry]:
-    """Returns entries as XRANGE and XREAD give them. Raises Corrupt."""
+    """Returns entries as XRANGE and XREAD give them. Raises Corrupt, NotSupported (a later
+    version)."""
     return [_entry(name, fields) for name, fields in found]
 
 
-def _numbered(name: bytes, token: bytes, before: bytes, writes: list[Writes]) -> LogEntry:
+def _numbered(
+    name: bytes, token: bytes, before: bytes, writes: list[Writes], version: bytes
+) -> LogEntry:
+    if version != _ENTRY_VERSION:
+        _check_version(name, version)
     return LogEntry(int(name.partition(b"-")[0]), token, before, writes)
 
 
 def _entry(name: bytes, fields: Sequence[bytes]) -> LogEntry:
     try:
+        version = fields[7] if len(fields) > 7 else _ENTRY_VERSION
+        _check_version(name, version)
         token, before, packed = fields[1], fields[3], fields[5]
-        return _numbered(name, token, before, _decode_writes(packed))
+        return _numbered(name, token, before, _decode_writes(packed), version)
     except (IndexError, ValueError, msgspec.DecodeError) as error:
         raise Corrupt(f"the engine's log has an entry {name!r} that is none: {error}") from None
+
+
+def _check_version(name: bytes, version: bytes) -> None:
+    """Raises NotSupported; ValueError where it is none."""
+    if int(version) > ENTRY_VERSION:
+        raise NotSupported(
+            f"entry {name.decode()} of the engine's log has version {version.decode()}, this KVFS"
+            f" reads {ENTRY_VERSION}: use the version of the node that wrote it"
+        )

@@ -43,8 +43,14 @@ end
 """Called before anything else is written, it lets a server whose memory is full do all the rest:
 the server refuses the first write of a script or none, and this one needs no memory."""
 
+ENTRY_VERSION: Final = 1
+"""The version of the log's entries that are written."""
+
 COMMON: Final = (
     SPARING
+    + f"""
+local ENTRY_VERSION = {ENTRY_VERSION}
+"""
     + """
 local h, z, s, x = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local at = 1
@@ -99,7 +105,8 @@ end
 local function log(position, before, token, packed)
   position = string.format('%.0f', position + 1)
   local id = position .. '-0'
-  redis.call('XADD', x, 'MAXLEN', '~', 50000, id, 't', token, 'b', before, 'w', packed)
+  redis.call('XADD', x, 'MAXLEN', '~', 50000, id, 't', token, 'b', before, 'w', packed,
+    'v', ENTRY_VERSION)
   redis.call('HSET', s, 'token', token, 'position', position)
   bound(position, #packed)
 end
