@@ -84,6 +84,9 @@ class ControlServer:
     def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
         self.path = path
         self.handlers: dict[str, Handler] = dict(handlers)
+        self.oldest: Callable[[], int] = _any_version
+        """The version from which on a program understands what it reads and writes beside the
+        node; looked at for requests of an earlier one than the node's."""
         self._connections = trio.Semaphore(CONNECTIONS)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -122,7 +125,7 @@ class ControlServer:
     async def _answer(self, line: bytes) -> ControlResponse:
         try:
             request = _decode_request(line)
-            _check_version(request)
+            _check_version(request, self.oldest)
             handler = self.handlers.get(request.method)
             if handler is None:
                 known = ", ".join(sorted(self.handlers))
@@ -139,11 +142,22 @@ class ControlServer:
             return ControlResponse(error=ErrorBody("Unavailable", f"the node failed: {error!r}"))
 
 
-def _check_version(request: ControlRequest) -> None:
-    """Raises NotSupported for a version too far away."""
-    if abs(request.version - CONTROL) <= 1 or request.method in _OF_ANY_VERSION:
+def _any_version() -> int:
+    return 0
+
+
+def _check_version(request: ControlRequest, oldest: Callable[[], int]) -> None:
+    """Raises NotSupported for a version too far away, or one that `oldest` excludes."""
+    if request.version == CONTROL or request.method in _OF_ANY_VERSION:
         return
     is_newer = request.version > CONTROL
+    if not is_newer and request.version < oldest():
+        raise errors.NotSupported(
+            f"the metadata have taken the form of KVFS {VERSION}, and the program that asks is of"
+            " an earlier version: start the program anew, with this one"
+        )
+    if abs(request.version - CONTROL) == 1:
+        return
     remedy = "restart the node with the newer one" if is_newer else "start the program anew"
     raise errors.NotSupported(
         f"the program that asks speaks version {request.version} of the control socket, the node"

@@ -5,6 +5,7 @@
 | `nodes` | | all nodes, as `describe` shows them |
 | `drain` | `node`, a number or a name; `stop` | its name |
 | `remove` | `node`; `force` | its name |
+| `finish-upgrade` | | whether there was anything to do |
 | `secret` | `change`: `rotate` or `retire`, or none | the secrets, as text |
 """
 
@@ -15,7 +16,7 @@ import trio
 
 from kvfs.base.control import Handler
 from kvfs.base.errors import Busy, Invalid
-from kvfs.cluster import decommission
+from kvfs.cluster import decommission, schema_upgrade
 from kvfs.cluster.membership import Membership
 from kvfs.cluster.node_records import NodeRecord, find_node, set_state
 from kvfs.cluster.roster import Member
@@ -48,6 +49,7 @@ class ClusterRequests:
             "nodes": self._on_nodes,
             "drain": self._on_drain,
             "remove": self._on_remove,
+            "finish-upgrade": self._on_finish_upgrade,
             "secret": self._on_secret,
         }
 
@@ -115,6 +117,9 @@ class ClusterRequests:
                 f"{named} has {count} files of durable namespaces that no other node has: start it"
                 f" and have it emptied with `kvfs node drain {number}`; with --force they are lost"
             )
+
+    async def _on_finish_upgrade(self, _params: dict[str, Any]) -> bool:
+        return await schema_upgrade.finish(self._engine, self._member.earlier)
 
     async def _on_secret(self, params: dict[str, Any]) -> str:
         change = msgspec.convert(params, _Secret).change

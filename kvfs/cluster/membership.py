@@ -177,7 +177,8 @@ class Membership:
                 raise Fenced("this node was removed from its cluster")
             if known is None or known.name != self.about.name:
                 check_name(t, self.node, self.about.name)
-            put_node(t, self._record(state=state))
+            tags = None if known is None else known.tags
+            put_node(t, msgspec.structs.replace(self._record(state=state), tags=tags))
 
         await engine.transact(enter)
         self._measure = measure
@@ -213,6 +214,17 @@ class Membership:
         """Keeps any process of this node from writing, and its store from joining. Raises
         Unavailable."""
         await self._table.remove(node, store)
+
+    async def earlier(self, protocol: int) -> str:
+        """Returns the living nodes that speak an earlier protocol, for people, including those that
+        have no record yet; empty: there are none. Raises Unavailable."""
+        return ", ".join(
+            f"{number} ({words.name})"
+            for number, lease in sorted((await self._table.peek()).leases.items())
+            if lease.age_s < TERM_S
+            and (words := _readable(lease.words)) is not None
+            and words.protocol < protocol
+        )
 
     async def rotate_secret(self) -> Secret:
         """Makes a new secret beside those that are valid; the other nodes have to be given it.

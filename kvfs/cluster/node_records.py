@@ -1,7 +1,8 @@
 """The engine's records of a cluster's nodes and of their claims, and the functions that change
 them.
 
-They are msgspec arrays: fields are only ever appended.
+They are msgspec arrays: fields are only ever appended. A node's record is tagged
+(`kvfs.meta.records`): nodes of other versions rewrite it.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import msgspec
 from kvfs.base.errors import Conflict, Invalid, NotFound
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import pack
+from kvfs.meta.records import Tags, pack
 
 NodeState = Literal["active", "draining", "drained", "removed"]
 
@@ -37,6 +38,7 @@ class NodeRecord(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     protocol: int = 0
     state: NodeState = "active"
     """'draining': its data are moved away; 'drained': they were; 'removed': it never comes back."""
+    tags: Tags | None = None
 
 
 class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):

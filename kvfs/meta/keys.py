@@ -5,7 +5,7 @@ is S3's byte order, and a file `a` and a directory `a` can stand in one parent.
 
 | key | value |
 |---|---|
-| `V` | schema version, decimal |
+| `V` | schema version (`kvfs.meta.schema`) |
 | `n` namespace id (2) | Namespace |
 | `s` namespace id (2) | Usage |
 | `c` namespace id (2) | next free inode number (8) |
@@ -42,7 +42,7 @@ the values above.
 import struct
 from typing import Final
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 VERSION: Final = b"V"
 OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"Kbdegcimnoprsuwxz")
 """Classes whose keys begin with a namespace's id, by itself or as the high bits of a number."""

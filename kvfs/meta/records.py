@@ -1,5 +1,10 @@
-"""The records that the metadata engine holds, and how they are packed (msgpack arrays: fields are
-only ever appended)."""
+"""The records that the metadata engine holds, and how they are packed: msgpack arrays.
+
+A tagged record (Inode, Namespace, User, and the record of a node) ends with a map of tags, by
+number, and takes no further fields: what is added to it is a tag. A program that does not know a
+tag keeps it, byte for byte, when it rewrites the record; a further field it would drop. Of the
+others fields are only ever appended: no program of another version rewrites them.
+"""
 
 from typing import Final
 
@@ -51,6 +56,24 @@ class Flag:
     LOST: Final = EVICTED | EXPIRED | UNAVAILABLE | DAMAGED
 
 
+class Tag:
+    """Numbers of tags, of all records together; a number never changes its meaning. None is
+    written yet; the first writer of one asks `schema.has_tags`."""
+
+    PARENT_BLOCK: Final = 1
+    """The block that a block continues: the one before it in a chain of prefixes."""
+    EXPIRY: Final = 2
+    """The time from which on it may go."""
+    QUOTA_OWNER: Final = 3
+    """The owner whose quota it counts for."""
+    ETAG: Final = 4
+    """The ETag that S3 gives it."""
+
+
+Tags = dict[int, bytes]
+"""Values by number, each packed as its tag alone knows."""
+
+
 class Inode(msgspec.Struct, array_like=True, kw_only=True):
     """One inode. Times are nanoseconds since the epoch, `blocks` are of 512 bytes."""
 
@@ -81,6 +104,7 @@ class Inode(msgspec.Struct, array_like=True, kw_only=True):
     """xxh3-128 over the checksums of all chunks; empty until sealed."""
     btime_ns: int = 0
     """The time when it was made; 0: not known, an earlier version or a rebuild made it."""
+    tags: Tags | None = None
 
 
 class Namespace(msgspec.Struct, array_like=True, kw_only=True):
@@ -109,6 +133,7 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
     etag: str = "md5"
     """ETags of S3: 'md5' of the content for bodies that come by S3, 'md5-all' for files of the
     mount too, or 'fast' ones of another form (`tree.etags`)."""
+    tags: Tags | None = None
 
     @property
     def is_strict(self) -> bool:
@@ -147,6 +172,7 @@ class User(msgspec.Struct, array_like=True, kw_only=True):
     enabled: bool = True
     policy: str = ""
     """A policy document in JSON; empty: none, only what buckets allow."""
+    tags: Tags | None = None
 
 
 class AccessKey(msgspec.Struct, array_like=True, kw_only=True):

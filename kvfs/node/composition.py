@@ -13,6 +13,7 @@ from kvfs.base.config import Config
 from kvfs.base.control import ControlServer
 from kvfs.base.descriptors import OpenFileShares
 from kvfs.base.errors import Unavailable
+from kvfs.base.version import KEEPS_TAGS
 from kvfs.cluster.change_feed import WrittenKey
 from kvfs.cluster.cluster_locks import Locks
 from kvfs.cluster.coherence import Coherence
@@ -22,6 +23,7 @@ from kvfs.datastore.index import Index
 from kvfs.datastore.known_directories import KnownDirectories
 from kvfs.datastore.removal_reasons import GoneNames
 from kvfs.datastore.tiered_files import TieredFiles, data_files
+from kvfs.meta import schema
 from kvfs.meta.engine import Engine
 from kvfs.meta.lmdb.disk_usage import metadata_bytes
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
@@ -189,6 +191,8 @@ class Node:
                 **self.whereabouts.handlers(),
             },
         )
+        if cluster is not None:
+            self.control.oldest = lambda: KEEPS_TAGS if local.read_now(schema.has_tags) else 0
         self.replicas: Replicas | None = None
         """The replication in a cluster, once it serves its peers."""
         self.recovery: dict[str, int] | None = None

@@ -76,6 +76,11 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         engine, cluster = await _open_engine(config, store, local, closing, ears)
         if await engine.transact(_first_start) and cluster is None:
             local.rotate_now()  # what all else hangs on is in the base, not in a journal alone
+        if cluster is None and not local.upgrade_now():
+            log.warning(
+                "the metadata stay in the form of the version before: a program that runs uses them"
+                " too, perhaps of that version; they are upgraded at the next start without one"
+            )
         if cluster is not None:
             await cluster.share_key()
         before = _boots_before(store)

@@ -11,6 +11,7 @@ from kvfs.base import priority
 from kvfs.base.version import VERSION
 from kvfs.datastore import file_sync
 from kvfs.datastore.kernel.filesystem_probe import filesystem_type
+from kvfs.meta import schema
 from kvfs.meta.lmdb.disk_usage import metadata_bytes
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.lmdb.reconstruction import damaged_metadata
@@ -45,6 +46,7 @@ async def status_of(node: Node) -> dict[str, Any]:
             "bytes": metadata_bytes(node.store.meta),
             "reserve_left": node.local.reserve_left,
             "durability": _durability(node.local),
+            "is_upgraded": node.local.read_now(schema.has_tags),
             **(node.cluster.describe() if node.cluster else {}),
         },
         "recovery": node.recovery,

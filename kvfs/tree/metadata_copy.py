@@ -1,7 +1,7 @@
 """Moves metadata between engines: the content of a copy, and its completion when it is whole."""
 
-from kvfs.base.errors import Exists, NotFound
-from kvfs.meta import engine_copy, keys
+from kvfs.base.errors import Exists, NotFound, NotSupported
+from kvfs.meta import engine_copy, keys, schema
 from kvfs.meta.engine import Transaction
 from kvfs.meta.engine_copy import Blocking, CopyResult, Progress
 from kvfs.meta.records import ROOT_INODE
@@ -43,15 +43,24 @@ def copy_namespace(
     progress: Progress,
 ) -> CopyResult:
     """Copies one namespace, which keeps its id: inode numbers hold it. The target may be empty.
-    Raises NotFound, Exists if the name or the id is taken there, Conflict, Corrupt."""
+    Raises NotFound, Exists if the name or the id is taken there, Conflict, Corrupt, NotSupported
+    (the target is of an earlier schema)."""
     source.read_now(_checked)
     namespace_id, record = source.read_now(lambda t: namespaces.by_name(t, name))
     root = source.read_now(lambda t: read_inode(t, ROOT_INODE))
     part = engine_copy.of_namespace(namespace_id)
 
+    has_tags = source.read_now(schema.has_tags)
+
     def begin(t: Transaction) -> None:
         engine_copy.refuse_unfinished(t, besides=part.mark)
         namespaces.format(t, now, root.uid, root.gid)
+        if has_tags and not schema.has_tags(t):
+            raise NotSupported(
+                "the target's metadata have the form of an earlier version than the source's, and"
+                " its nodes may be of that: finish its upgrade first (`kvfs node finish-upgrade`,"
+                " or start its lone node once)"
+            )
         _make_room(t, namespace_id, name, replace=replace, part=part, now=now)
         t.put(part.mark, b"")
 

@@ -212,6 +212,32 @@ def test_another_version_is_refused_with_the_remedy(path: Path, version: int, re
     serving(path, talk)
 
 
+def test_an_earlier_version_that_would_not_understand_what_it_reads_is_refused(path: Path) -> None:
+    """Once that is so, also for a program that runs on."""
+    oldest = CONTROL - 1
+
+    async def main() -> None:
+        server = control.ControlServer(path, HANDLERS)
+        server.oldest = lambda: oldest
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.serve)
+            await talk()
+            nursery.cancel_scope.cancel()
+
+    async def talk() -> None:
+        nonlocal oldest
+        assert await said(path, OF_VERSION % (b"echo", CONTROL - 1)) == {"result": {}}
+        oldest = CONTROL
+        answer = await said(path, OF_VERSION % (b"echo", CONTROL - 1))
+        assert answer["error"]["type"] == "NotSupported"
+        assert "start the program anew" in answer["error"]["message"]
+        for version in (CONTROL, CONTROL + 1):
+            assert await said(path, OF_VERSION % (b"echo", version)) == {"result": {}}
+        assert await said(path, OF_VERSION % (b"stop", CONTROL - 1)) == {"result": {}}
+
+    with_deadline(main)
+
+
 async def said(path: Path, line: bytes) -> Any:
     """What is answered to a line as it stands."""
     with control._address(path) as address:

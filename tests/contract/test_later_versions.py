@@ -33,7 +33,7 @@ def test_metadata_of_a_later_schema(store: Store) -> None:
     engine = EmbeddedEngine(store.meta)
     engine.transact_now(lambda t: t.put(keys.VERSION, b"%d" % (keys.SCHEMA + 1)))
     engine.close()
-    refusal = rf"schema {keys.SCHEMA + 1}, this KVFS reads {keys.SCHEMA}: use the version"
+    refusal = rf"schema {keys.SCHEMA + 1}, this KVFS reads {keys.SCHEMA - 1} and {keys.SCHEMA}: use"
     with Client(store.root) as client:
         with pytest.raises(NotSupported, match=refusal):
             list(client.list("/"))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from kvfs.base.media import parse_shared, parse_tier
-from kvfs.base.version import CONTROL, PROTOCOL
+from kvfs.base.version import CONTROL, KEEPS_TAGS, PROTOCOL
 from kvfs.cluster import node_identity
 from kvfs.cluster.node_identity import Kept
 from kvfs.cluster.node_records import Claim, NodeRecord, Words
@@ -28,12 +28,13 @@ from kvfs.datastore import (
 from kvfs.datastore.files import DataFiles, Description
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.datastore.replica_clock import HeardWriter
-from kvfs.meta import delegations, keys
+from kvfs.meta import delegations, keys, schema
 from kvfs.meta.lmdb import checkpoint_seal, journal
 from kvfs.meta.lmdb.journal import Position
 from kvfs.meta.lmdb.trust_state import StateFile, TrustState
-from kvfs.meta.records import AccessKey, Flag, Holding, Inode, Namespace, Usage, User, pack
+from kvfs.meta.records import AccessKey, Flag, Holding, Inode, Namespace, Tag, Usage, User, pack
 from kvfs.meta.redis import identity
+from kvfs.meta.redis.scripts import ENTRY_VERSION
 from kvfs.meta.replica.local_writes import InodeWrites
 from kvfs.meta.replica.replica_mark import ReplicaMark
 from kvfs.node.append_leases import LeaseHolder
@@ -73,6 +74,7 @@ INODE: Final = Inode(
     target=b"",
     checksum=SUM,
     btime_ns=TIME - 1,
+    tags={Tag.ETAG: b"tag", 4711: b"of a later version"},
 )
 RECORDS: Final[Sequence[tuple[str, msgspec.Struct]]] = (
     ("inode", INODE),
@@ -232,8 +234,10 @@ def test_versions() -> None:
         f"store: {layout.FORMAT}",
         f"schema of the metadata: {keys.SCHEMA}",
         f"layout in Redis: {identity.SCHEMA}",
+        f"entries of the log: {ENTRY_VERSION}",
         f"between nodes: {PROTOCOL}",
         f"control socket: {CONTROL}",
+        f"both, from which on tags are kept: {KEEPS_TAGS}",
         f"data file about itself: {Description.__struct_defaults__[0]}",
     )
     hold("versions.txt", lines)
@@ -253,7 +257,11 @@ def _plain(value: object) -> object:
 
 
 def _values() -> Iterator[str]:
-    yield from shown("schema version", b"%d" % keys.SCHEMA, str(keys.SCHEMA))
+    yield from shown("schema version", schema.PRESENT, str(keys.SCHEMA))
+    yield from shown("schema version", schema.RISING, "on the way there")
+    for name, number in sorted(vars(Tag).items(), key=str):
+        if isinstance(number, int):
+            yield f"tag {number}: {name}"
     yield from shown("inode of an entry", keys.pack_u64(INO), hex(INO))
     yield from shown("number of a node", NODE, "7")
     yield from shown("delegation", delegations.HELD, "held")

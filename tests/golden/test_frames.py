@@ -11,6 +11,8 @@ from typing import Final
 import msgspec
 import pytest
 
+from gateway import watchdog_process
+from gateway.nfs import jail_process
 from kvfs.base import control, errors
 from kvfs.base.errors import KvfsError
 from kvfs.base.version import CONTROL, PROTOCOL
@@ -22,6 +24,8 @@ from kvfs.meta.redis.log import Proposal
 from kvfs.meta.replica import process_transactions
 from kvfs.node.locate import LocalCopy
 from kvfs.transfer.rdma import engine_process
+from s3api.server import worker_messages
+from s3api.server.counters import Tally
 from tests.golden.golden import hold
 from tests.golden.hexadecimal import shown
 
@@ -54,6 +58,10 @@ def test_a_newer_node_may_say_more_of_itself() -> None:
 
 def test_peers() -> None:
     hold("peers.txt", _peers())
+
+
+def test_processes() -> None:
+    hold("processes.txt", _processes())
 
 
 def _control() -> Iterator[str]:
@@ -115,6 +123,20 @@ def _peers() -> Iterator[str]:
     )
     yield from shown("by the mover", engine_process.ANSWER.pack(1, 0), "request 1 is done")
     yield from shown("mover's hello", engine_process.HELLO.pack(b"tcp", 1, 2), "tcp, port, address")
+
+
+def _processes() -> Iterator[str]:
+    """What a node tells the processes that it starts, and hears from them: another program's, where
+    it was replaced beneath the node."""
+    yield f"S3 worker: version {worker_messages.VERSION}"
+    for kind in (worker_messages.WorkerPlan, Tally):
+        for field in msgspec.structs.fields(kind):
+            yield f"    {kind.__name__}.{field.name}: {field.type}"
+    for module in (engine_process, watchdog_process, jail_process):
+        usage = next(line for line in str(module.__doc__).splitlines() if line.startswith("    "))
+        yield f"{module.__name__}: version {module.VERSION}"
+        yield usage
+    yield f"    a watchdog that is given another version's ends with {watchdog_process.REPLACED}"
 
 
 def _fields() -> Iterator[tuple[bytes, bytes]]:

@@ -9,6 +9,7 @@ from kvfs.client import Client
 from tests.golden.conftest import VERSION, Running, running
 from tests.golden.golden import hold
 from tests.golden.stores import contents
+from tests.integration.harness import kvfs
 
 
 @pytest.fixture(params=["lone", "cluster"])
@@ -19,10 +20,17 @@ def killed(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 def test_a_lone_node_s_store(lone: Running) -> None:
     check(lone)
+    assert lone.node.status()["engine"]["is_upgraded"]
 
 
 def test_a_store_of_a_cluster_s_node(cluster: Running) -> None:
+    """Its metadata keep their form until somebody asks for the next."""
     check(cluster)
+    assert not cluster.node.status()["engine"]["is_upgraded"]
+    done = kvfs("node", "finish-upgrade", "--store", str(cluster.node.store))
+    assert done.returncode == 0, done.stderr
+    assert cluster.node.status()["engine"]["is_upgraded"]
+    check_files(cluster)
 
 
 def test_the_layout_of_an_engine(cluster: Running) -> None:
@@ -45,8 +53,13 @@ def test_stores_of_killed_nodes(killed: Running) -> None:
 
 
 def check(opened: Running) -> None:
-    contents.check(opened.node.mount)
     contents.check_objects(opened.s3.client("main"), opened.ids)
+    check_files(opened)
+
+
+def check_files(opened: Running) -> None:
+    """By the mount, and by a client."""
+    contents.check(opened.node.mount)
     with Client(opened.node.store) as client:
         for name, size in contents.FILES.items():
             assert client.get(name) == contents.data(name, size), name

@@ -1,23 +1,65 @@
-"""Nodes and programs of neighbouring versions side by side: a node of the next version is this
-program with the numbers of its protocols one higher."""
+"""Nodes and programs of neighbouring versions side by side: a node of the version before is a real
+checkout of it; one of the next is this program with the numbers of its protocols one higher."""
 
 import contextlib
+import re
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvfs.base.version import CONTROL, PROTOCOL
+from tests.cluster.waiting import wait_until
+from tests.integration.conftest import start
 from tests.integration.harness import ROOT, CannotStart, Node, best_mode, kvfs
 from tests.integration.several import Several, members, several
 
+_FORMER = "6f7655283ba92bd4f6ba275920776af4cf230d17"
+"""The last commit of the version before: its metadata had schema 1."""
+_PACKAGES = ("kvfs", "gateway", "s3api", "gds", "cli")
+_REFUSAL = "the metadata have schema 2, this KVFS reads 1: use the version that made it"
 _NAMES = 20
 _CHANGE = """\
 from kvfs.base import version
 version.PROTOCOL += {0}
 version.CONTROL += {0}
 """
+_KILLED = """\
+import os, signal
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+upgrade = EmbeddedEngine.upgrade_now
+def upgrade_now(engine):
+    if "{0}" == "after":
+        upgrade(engine)
+    os.kill(os.getpid(), signal.SIGKILL)
+EmbeddedEngine.upgrade_now = upgrade_now
+"""
+_CLIENT = """\
+import sys
+from kvfs.client import Client
+with Client(sys.argv[1]) as client:
+    for line in sys.stdin:
+        try:
+            client.put(line.split()[1], b"x" * 1000)
+            print("done", flush=True)
+        except Exception as error:
+            print(repr(error), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def former(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """What stands before a command, so that it is of the version before."""
+    here = tmp_path_factory.mktemp("former")
+    git = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "archive", _FORMER, *_PACKAGES]
+    archive = subprocess.run(git, capture_output=True, check=False)
+    if archive.returncode:
+        pytest.skip(f"the version before is not in this checkout's history: {archive.stderr!r}")
+    subprocess.run(["tar", "-xC", str(here)], input=archive.stdout, check=True)
+    return ("env", f"PYTHONPATH={here}")
 
 
 @pytest.fixture
@@ -28,8 +70,13 @@ def cluster() -> Iterator[Several]:
 
 def later(here: Path, by: int) -> tuple[str, ...]:
     """What stands before a command, so that it is of a version later by so many."""
+    return patched(here, _CHANGE.format(by))
+
+
+def patched(here: Path, change: str) -> tuple[str, ...]:
+    """What stands before a command, so that its program is changed as it starts."""
     here.mkdir(exist_ok=True)
-    (here / "sitecustomize.py").write_text(_CHANGE.format(by))
+    (here / "sitecustomize.py").write_text(change)
     return ("env", f"PYTHONPATH={here}:{ROOT}")
 
 
@@ -70,6 +117,153 @@ def test_others_are_refused_with_the_remedy(cluster: Several, tmp_path: Path) ->
     done = kvfs("down", *cluster.nodes[0].place(), inside=newer.inside)
     assert done.returncode == 0, done.stderr
     cluster.nodes[0].pid = None
+
+
+# ---- a program of the version before
+
+
+def test_a_store_is_upgraded_at_its_first_start_and_the_version_before_refuses_it(
+    former: tuple[str, ...],
+) -> None:
+    node = Node.make(best_mode())
+    node.inside = former
+    try:
+        start(node)
+        (node.mount / "models" / "a").write_bytes(b"written before")
+        node.down()
+        node.inside = ()
+        node.up()
+        assert node.status()["engine"]["is_upgraded"]
+        assert (node.mount / "models" / "a").read_bytes() == b"written before"
+        (node.mount / "models" / "b").write_bytes(b"written after")
+        node.down()
+        node.inside = former
+        with pytest.raises(CannotStart, match=_REFUSAL) as refused:
+            node.up()
+        assert refused.value.code == 2
+        done = kvfs("fsck", "--repair", "--store", str(node.store), inside=former)
+        assert (done.returncode, bool(re.search(_REFUSAL, done.stderr))) == (2, True), done
+        with client_of(former, node) as said, pytest.raises(AssertionError, match=_REFUSAL):
+            said("put /models/c")
+        node.inside = ()
+        node.up()
+        assert (node.mount / "models" / "b").read_bytes() == b"written after"
+    finally:
+        node.remove()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_start_that_is_killed_at_the_upgrade_is_done_again(
+    former: tuple[str, ...], when: str, tmp_path: Path
+) -> None:
+    node = Node.make(best_mode())
+    node.inside = former
+    try:
+        start(node)
+        (node.mount / "models" / "a").write_bytes(b"written before")
+        node.down()
+        node.inside = patched(tmp_path / when, _KILLED.format(when))
+        with pytest.raises(CannotStart):
+            node.up()
+        node.inside = ()
+        node.up()
+        assert node.status()["engine"]["is_upgraded"]
+        assert (node.mount / "models" / "a").read_bytes() == b"written before"
+    finally:
+        node.remove()
+
+
+def test_a_program_of_the_version_before_that_runs_on_delays_the_upgrade(
+    former: tuple[str, ...],
+) -> None:
+    node = Node.make(best_mode())
+    node.inside = former
+    try:
+        start(node)
+        with client_of(former, node) as said:
+            said("put /models/a")
+            node.down()
+            node.inside = ()
+            node.up()
+            assert not node.status()["engine"]["is_upgraded"]
+            assert "a program that runs uses them" in node.log
+            said("put /models/b")
+        node.down()
+        node.up()
+        assert node.status()["engine"]["is_upgraded"]
+        for name in ("a", "b"):
+            assert (node.mount / "models" / name).read_bytes() == b"x" * 1000
+    finally:
+        node.remove()
+
+
+def test_a_cluster_is_upgraded_node_by_node_and_back_while_it_is_written_to(
+    former: tuple[str, ...],
+) -> None:
+    with several(0) as cluster:
+        one, two = cluster.add(inside=former), cluster.add(inside=former)
+        with writing(two):
+            for version in ((), former, ()):
+                restart(one, version)
+                path = one.mount / "models" / f"from-{len(version)}"
+                path.write_bytes(b"x" * 1000)
+                assert (two.mount / "models" / path.name).read_bytes() == b"x" * 1000
+            assert not one.status()["engine"]["is_upgraded"]
+            done = finish_upgrade(one)
+            assert done.returncode == 4, done
+            assert "of an earlier version of KVFS: node 2 (n2). Start each" in done.stderr
+        with writing(one):
+            restart(two, ())
+        with writing(one), client_of(former, one) as said:
+            said("put /models/by-a-former-client")
+            done = finish_upgrade(two)
+            assert done.returncode == 0, done.stderr
+            for each in (one, two):
+                wait_until(lambda each=each: each.status()["engine"]["is_upgraded"], "it is known")
+            with pytest.raises(AssertionError, match="start the program anew, with this one"):
+                said("put /models/by-a-former-client")
+        assert finish_upgrade(one).stdout == "the metadata have the form of this version already\n"
+        one.down()
+        one.inside = former
+        with pytest.raises(CannotStart, match=_REFUSAL), writing(two):
+            one.up()
+        restart(one, ())
+        assert (one.mount / "models" / "by-a-former-client").read_bytes() == b"x" * 1000
+
+
+def restart(node: Node, inside: tuple[str, ...]) -> None:
+    """With another program; stopped first where it runs."""
+    if node.pid is not None:
+        node.down()
+    node.inside = inside
+    node.up()
+
+
+def finish_upgrade(node: Node) -> subprocess.CompletedProcess[str]:
+    return kvfs("node", "finish-upgrade", "--store", str(node.store))
+
+
+@contextlib.contextmanager
+def client_of(inside: tuple[str, ...], node: Node) -> Iterator[Callable[[str], None]]:
+    """A process that has the store open for as long as the block lasts; what is called does as it
+    is told, and raises AssertionError with what was said where that failed."""
+    command = [*inside, sys.executable, "-c", _CLIENT, str(node.store)]
+    with subprocess.Popen(
+        command, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def say(order: str) -> None:
+            print(order, file=process.stdin, flush=True)
+            answer = process.stdout.readline()  # type: ignore[union-attr]
+            assert answer == "done\n", answer
+
+        try:
+            yield say
+        finally:
+            process.stdin.close()
+            assert process.wait() == 0
 
 
 @contextlib.contextmanager

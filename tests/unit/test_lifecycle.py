@@ -305,6 +305,6 @@ def test_the_schema_is_checked() -> None:
     engine.transact_now(lambda t: namespaces.format(t, 2, 0, 0))
     engine.read_now(namespaces.check_format)
     assert engine.read_now(lambda t: tree.read_inode(t, ROOT_INODE)).mtime_ns == 1
-    engine.transact_now(lambda t: t.put(keys.VERSION, b"2"))
-    with pytest.raises(NotSupported, match="schema 2"):
+    engine.transact_now(lambda t: t.put(keys.VERSION, b"3"))
+    with pytest.raises(NotSupported, match="schema 3"):
         engine.read_now(namespaces.check_format)

@@ -100,6 +100,22 @@ def remove(which: str, force: bool, config_file: Path | None, store: Path | None
     click.echo(f"node {name} is removed; what it left in the metadata is cleared up")
 
 
+@command.command("finish-upgrade")
+@settings_options.options("store")
+def finish_upgrade(config_file: Path | None, store: Path | None) -> None:
+    """Have the metadata take the form of this version, once all nodes have it.
+
+    Until then nodes of this version and the one before work together, and each can go back to it.
+    Afterwards the one before can join no more. It is refused while a node is of that version, also
+    one that is away. Cut short, it is finished by the same command.
+    """
+    config = settings_options.resolve(config_file, store=store)
+    if node_requests.ask(config, "finish-upgrade"):
+        click.echo("the metadata have the form of this version; earlier ones do not read them")
+    else:
+        click.echo("the metadata have the form of this version already")
+
+
 @command.command("join")
 @click.argument("file", type=click.File("r"), default="-")
 @click.option(

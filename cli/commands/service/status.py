@@ -81,6 +81,16 @@ def _show(status: dict[str, Any]) -> None:
         console.print(nodes.table(cluster["nodes"]), markup=False)
         if stuck := nodes.obstacles(cluster["nodes"]):
             console.print(stuck, markup=False)
+    if not status["engine"].get("is_upgraded", True):  # a node of the version before has no answer
+        remedy = (
+            "`kvfs node finish-upgrade`, once all nodes are of this one"
+            if cluster
+            else "a start while no other program uses the store"
+        )
+        console.print(
+            f"  the metadata have the form of the version before; what changes it: {remedy}",
+            markup=False,
+        )
     metadata = format_size(status["engine"]["bytes"])
     console.print(f"  metadata take {metadata} of the store's disk", markup=False)
     table = Table("NAMESPACE", "KIND", box=box.SIMPLE_HEAD)

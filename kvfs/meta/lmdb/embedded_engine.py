@@ -24,7 +24,7 @@ import lmdb
 import trio
 
 from kvfs.base.errors import Invalid
-from kvfs.meta import schema
+from kvfs.meta import keys, schema
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.checkpoints import find_base_damage
 from kvfs.meta.lmdb.journal import (
@@ -218,6 +218,17 @@ class EmbeddedEngine:
                 self._syncer.rotate()
         except (OSError, lmdb.Error) as error:
             raise translated(error, self.path) from error
+
+    def upgrade_now(self) -> bool:
+        """Makes the metadata those of this version (`schema.upgrade`): one commit, after which no
+        earlier version opens them. Returns False, and does nothing, while another process may write
+        them, which could be of the earlier version. Raises as `transact_now`."""
+        if self._syncer is None or self.read_now(schema.found) in (0, keys.SCHEMA):
+            return True
+        with self._syncer.alone() as alone:
+            if alone:
+                self.transact_now(schema.upgrade)
+        return alone
 
     def generation(self) -> int:
         """Returns a number that grows with each commit to the metadata (other databases do not

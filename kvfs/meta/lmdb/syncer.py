@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -85,6 +86,12 @@ class Syncer:
         with self._rotating, self._state.locked():
             rotate(self._environment, self._directory)
         self._set_limit()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """As `StateFile.alone`, with no rotation of this process meanwhile."""
+        with self._rotating, self._state.alone() as alone:
+            yield alone
 
     def stop(self) -> None:
         """Ends the thread; idempotent. The caller must sync what it had not."""

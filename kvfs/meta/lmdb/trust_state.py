@@ -91,6 +91,16 @@ class StateFile:
             return False
         return True
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Yields whether this is the only writer that has the file open; no other opens it while
+        the block lasts. The caller counts as a writer before and after."""
+        with self.locked():
+            try:
+                yield self.try_alone()
+            finally:
+                self.share()
+
     def share(self) -> None:
         """Counts as a writer from now on. The state must be locked."""
         fcntl.flock(self._users, fcntl.LOCK_SH)
