@@ -2,6 +2,6 @@
 URLs.
 
 Everything here is pure: bytes in, a verdict out; no sockets, no files, no engine. A refusal is an
-`S3Error`; whatever a client sends raises nothing else. No secret, signing key or session token
+`S3Error`; no request of a client raises anything else. No secret, signing key or session token
 stands in a repr, a message or an error's `extra`.
 """

@@ -1,4 +1,4 @@
-"""Authentication of a request: finds the signature that it carries, and verifies it. The one
+"""Authentication of a request: finds the signature that it carries, and verifies it. The only
 entrance for requests.
 
 Forms (POST) carry theirs in the body: `post_policy`.
@@ -22,12 +22,12 @@ def authenticate(
     host_bucket: bytes = b"",
     body_sha256: bytes = b"",
 ) -> Verified | None:
-    """The signer of the request; None: nobody, it is anonymous.
+    """Returns the signer of the request; None: nobody, it is anonymous.
 
     `target` is path and query as sent, `headers` have lower-case names, `now` is in seconds since
     the epoch. The region may be any. `version_2` allows signature version 2, for which
     `host_bucket` is the bucket that the host names (b"": the path does). `body_sha256`
-    (hexadecimal) is for requests of STS, whose headers do not say it. Raises S3Error.
+    (hexadecimal) is for requests of STS, whose headers do not have it. Raises S3Error.
     """
     path, _, query = target.partition(b"?")
     request = SignableRequest(method.encode(), path, query, by_name(headers))
@@ -52,16 +52,17 @@ def authenticate(
 
 
 def hoisted(query: bytes) -> dict[bytes, bytes]:
-    """The headers that presigning of version 2 moved into a query: what `authenticate` verifies as
-    headers, and nothing where it verifies no such query. Raises InvalidArgument."""
+    """Returns the headers that presigning of version 2 moved into a query: those that
+    `authenticate` verifies as headers, and nothing if it verifies no such query. Raises
+    InvalidArgument."""
     if _is_version_2(query) and not is_presigned(query):
         return sigv2.hoisted(query)
     return {}
 
 
 def is_presigned(query: bytes) -> bool:
-    """Whether `authenticate` verifies a signature of version 4 in the query: by names as they are
-    sent, since no client escapes these."""
+    """Returns whether `authenticate` verifies a signature of version 4 in the query: by names as
+    they are sent, since no client escapes these."""
     return b"X-Amz-" in query and (
         b"X-Amz-Algorithm=" in query
         or b"X-Amz-Signature=" in query

@@ -1,10 +1,11 @@
-"""Whether a caller may do what a request asks for: policies, ACLs and ownership, put together.
+"""Decides whether a caller may do what a request asks for: policies, ACLs and ownership, put
+together.
 
 1. A Deny of any policy wins. 2. A session's restriction must allow it. 3. A caller whom a user's or
-the bucket's policy allows may do it. 4. So may the bucket's owner, whom an ACL allows, and, to end
-or to look at an upload, who began it; of what ACLs are about (lists and writes of a bucket, reads
-of an object) the owner has what they leave it, where they count: the writer of an object into a
-bucket of somebody else owns it. 5. Anybody else may not.
+the bucket's policy allows may do it. 4. So may the bucket's owner, a caller whom an ACL allows,
+and, to end or examine an upload, the caller that began it. ACLs, where they count, limit the owner
+in their own matters (lists and writes of a bucket, reads of an object): the writer of an object
+into a bucket of another user owns it. 5. Nobody else may.
 
 The bucket's owner can always read, replace and delete the bucket's policy, or could lock itself
 out.
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _REMEMBERED: Final = 256
 _LIST_OWN: Final = "s3:ListAllMyBuckets"
 _FOR_ALL_USERS: Final = frozenset({_LIST_OWN, "s3:CreateBucket"})
-"""Actions that concern no bucket of somebody else: each user may do them, unless a policy denies
+"""Actions that concern no bucket of another user: each user may do them, unless a policy denies
 it."""
 _OF_POLICY: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
 _BY_BUCKET_ACL: Final = frozenset(
@@ -66,8 +67,8 @@ _BY_OBJECT_ACL: Final = frozenset(
         "s3:PutObjectVersionAcl",
     }
 )
-"""Actions that the owner of a bucket may not do with objects of others there, unless their ACLs say
-so."""
+"""Actions that the owner of a bucket may not do with objects of others there, unless their ACLs
+allow them."""
 _ACL_OF_OBJECT: Final = frozenset(each for each in _BY_OBJECT_ACL if each.endswith("Acl"))
 _WITH_A_WRITE: Final = frozenset({"s3:PutObjectAcl", PUT_TAGS})
 """Actions on the new object that the right to write by the bucket's ACL brings along."""
@@ -80,14 +81,14 @@ _CREATE_OBJECTS: Final = {
     "UploadPart": "false",
     "UploadPartCopy": "false",
 }
-"""Operations that need s3:PutObject: whether an object is there after them."""
+"""Operations that need s3:PutObject, and whether an object is there after them."""
 _SHOW_OWNERS: Final = frozenset({"GetObjectAcl", "PutObjectAcl", "GetObjectAttributes"})
-"""Operations for which whose object it is must be known, also of the bucket's owner. GetObject and
-HeadObject find out with the object: `Access.require_of_foreign`."""
+"""Operations for which the object's owner must be known, even if the bucket's owner asks. GetObject
+and HeadObject find it with the object: `Access.require_of_foreign`."""
 _BY_INITIATOR: Final = frozenset({"s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"})
 """Actions on an upload for the caller that began it, unless a policy denies them."""
 INITIATOR: Final = "upload.initiator"
-"""With an upload: the name of who began it; empty: nobody."""
+"""A key of an upload's attributes: the name of the user who began it; empty: nobody."""
 
 
 class _UserPolicy(NamedTuple):
@@ -97,22 +98,23 @@ class _UserPolicy(NamedTuple):
 
 @functools.lru_cache(_REMEMBERED)
 def caller_of(user: str | None) -> Requester:
-    """How policies and ACLs know a user; None: nobody."""
+    """Returns a user as policies and ACLs know it; None: nobody."""
     return Requester() if user is None else Requester(user, "", user)
 
 
 def owner_of(user: str) -> Owner:
-    """How ACLs and lists name a user."""
+    """Returns a user as ACLs and lists name it."""
     return Owner(user, user)
 
 
 class Access:
-    """Decides for one worker. Pure but for what it reads of the bucket and the object."""
+    """Decides for one worker. Pure, except for what it reads of the bucket and the object."""
 
     def authorise(self, call: "Call", actions: Sequence[str], *, of_object: bool) -> bool:
-        """Whether a request may do all that it needs to; `of_object`: to an object that should be
-        there. False: it is not, and who asks may be told so (who may list the bucket), and nothing
-        of one that comes meanwhile. Raises AccessDenied, NoSuchBucket."""
+        """Returns whether a request may do everything that it needs to; `of_object`: to an object
+        that should exist. False: it does not exist, and the caller, who may list the bucket, may be
+        told so, and learns nothing of an object that appears meanwhile. Raises AccessDenied,
+        NoSuchBucket."""
         if call.operation not in _SHOW_OWNERS and _all_at_once(call, actions):
             return True
         facts = facts_or_none(call) if of_object else None
@@ -125,8 +127,8 @@ class Access:
         return True
 
     def is_unconditional(self, call: "Call", actions: Iterable[str], facts: Facts) -> bool:
-        """Whether who asks decides alone whether all of it may be done to this object, and nothing
-        else of the request does. Raises NoSuchBucket."""
+        """Returns whether only the caller decides whether all of it may be done to this object, and
+        nothing else of the request. Raises NoSuchBucket."""
         return "owner" not in facts.metadata and _all_at_once(call, actions)
 
     def require(self, call: "Call", actions: Iterable[str], facts: Facts | None = None) -> None:
@@ -136,12 +138,12 @@ class Access:
                 raise S3Error("AccessDenied")
 
     def could_allow(self, call: "Call", actions: Iterable[str]) -> bool:
-        """Whether there may be an object of the bucket to which the caller may do one of these;
-        False: none. Raises NoSuchBucket."""
+        """Returns whether there may be an object of the bucket to which the caller may do one of
+        these; False: none. Raises NoSuchBucket."""
         return any(self.allows(call, action, any_object=True) for action in actions)
 
     def require_of_foreign(self, call: "Call", action: str, facts: Facts) -> None:
-        """Before an object is shown that may be somebody else's than the bucket's owner. Raises
+        """Checks before an object is shown that may not be the bucket owner's. Raises
         AccessDenied."""
         if "owner" in facts.metadata and not self.allows(call, action, call.key, facts):
             raise S3Error("AccessDenied")
@@ -155,9 +157,8 @@ class Access:
         *,
         any_object: bool = False,
     ) -> bool:
-        """Whether the caller may do `action` to the bucket, or with a key to that object of it;
-        `facts` where the object is there. `any_object`: whether it may be so for any object of
-        it."""
+        """Returns whether the caller may do `action` to the bucket, or with a key to that object of
+        it; `facts` if the object exists. `any_object`: whether it may do it to any object of it."""
         if action in _FOR_ALL_USERS:
             return _allows_service(call, action)
         foreign = facts is not None and "owner" in facts.metadata
@@ -185,7 +186,7 @@ class Access:
 
 
 def object_acl(call: "Call", facts: Facts) -> Acl:
-    """The ACL of an object: the one that was put, else private to its owner."""
+    """Returns the ACL of an object: the one that was put, else private to its owner."""
     kept = facts.metadata.get("acl")
     if kept is not None:
         return acl.load(_loaded(kept))
@@ -194,19 +195,19 @@ def object_acl(call: "Call", facts: Facts) -> Acl:
 
 
 def bucket_acl(call: "Call") -> Acl:
-    """Likewise, of the bucket."""
+    """Returns the ACL of the bucket, like `object_acl`."""
     kept = call.settings.get(ACL)
     owner = owner_of(call.owner)
     return acl.load(kept) if kept is not None else acl.canned("private", owner, owner)
 
 
 def parsed_bucket_policy(document: str) -> Policy:
-    """A bucket's policy, parsed. Raises MalformedPolicy."""
+    """Returns a bucket's policy, parsed. Raises MalformedPolicy."""
     return _bucket_policy(document)
 
 
 def facts_or_none(call: "Call") -> Facts | None:
-    """The object that a request names, where it is there; for conditions on it."""
+    """Returns the object that a request names, if it exists; for conditions on it."""
     try:
         found = call.store.find(call.raw_bucket, call.raw_key, call.version)
     except NotFound:
@@ -215,8 +216,8 @@ def facts_or_none(call: "Call") -> Facts | None:
 
 
 def _all_at_once(call: "Call", actions: Iterable[str]) -> bool:
-    """Whether who asks decides alone, as for nearly all requests: an owner or an administrator, and
-    neither a bucket's policy nor a session."""
+    """Returns whether only the caller decides, as for nearly all requests: an owner or an
+    administrator, and neither a bucket's policy nor a session."""
     known = call.known
     if known is None or known.session_policy or not _FOR_ALL_USERS.isdisjoint(actions):
         return False
@@ -249,7 +250,7 @@ def _policies(call: "Call", block: PublicAccessBlock, action: str) -> list[Polic
 
 
 def _is_by_acl(call: "Call", action: str, facts: Facts | None) -> bool:
-    """Whether the bucket's owner may do it by an ACL alone."""
+    """Returns whether the bucket's owner may do it by an ACL alone."""
     if not ownership.has_acls(call.settings.ownership):
         return False
     if action in _BY_BUCKET_ACL:
@@ -259,7 +260,7 @@ def _is_by_acl(call: "Call", action: str, facts: Facts | None) -> bool:
 
 
 def _began(call: "Call") -> bool:
-    """Whether the upload that a request names is the caller's."""
+    """Returns whether the upload that a request names is the caller's."""
     try:
         upload = call.store.uploads.find(call.raw_bucket, call.raw_key, call.params["UploadId"])
     except NotFound:
@@ -286,9 +287,9 @@ def _allows_by_acl(
 
 
 def _comes_with_write(call: "Call", action: str) -> bool:
-    """Whether who may put an object may also say this about it, unless it is denied: its tags, and
-    an ACL that shows it to nobody but the writer and the bucket's owner. (S3 asks for permissions
-    of their own; policies that other servers' users write count on these.)"""
+    """Returns whether a caller that may put an object may also set this of it, unless it is denied:
+    its tags, and an ACL that shows it only to the writer and the bucket's owner. (S3 asks for
+    permissions of their own; policies that other servers' users write count on these.)"""
     if call.operation not in _WRITES:
         return False
     if action != "s3:PutObjectAcl":
@@ -369,8 +370,8 @@ def _values(call: "Call", facts: Facts | None) -> dict[str, tuple[str, ...]]:
 
 
 def _request_tags(call: "Call") -> Mapping[str, str] | None:
-    """The tags that a request gives its object; None: they stand in its document, which has not
-    been read yet."""
+    """Returns the tags that a request gives its object; None: they stand in its document, which has
+    not been read yet."""
     if call.operation == "PutObjectTagging":
         document = call.params.get("Tagging")
         if document is None:

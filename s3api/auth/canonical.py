@@ -2,8 +2,8 @@
 
 Follows "Create a canonical request" of the IAM user guide, with S3's exceptions: the path is
 encoded once and keeps empty segments, `.` and `..`. Clients encode differently (lower-case
-hexadecimal, `+` for a space, needless escapes): everything is decoded and encoded anew, but only
-where a look at the bytes finds it is not canonical already.
+hexadecimal, `+` for a space, needless escapes): everything is decoded and encoded anew, but only if
+a look at the bytes finds that it is not canonical already.
 """
 
 import re
@@ -30,29 +30,29 @@ def _escaped(match: re.Match[bytes]) -> bytes:
 
 
 def encode_path(path: bytes) -> bytes:
-    """A decoded path, encoded: all but A-Z a-z 0-9 - . _ ~ / is escaped."""
+    """Returns a decoded path, encoded: all but A-Z a-z 0-9 - . _ ~ / is escaped."""
     return _escape_path(_escaped, path)
 
 
 def encode(value: bytes) -> bytes:
-    """A decoded name or value of the query, encoded: `/` is escaped too."""
+    """Returns a decoded name or value of the query, encoded: `/` is escaped too."""
     return _escape_value(_escaped, value)
 
 
 def decode(value: bytes) -> bytes:
-    """A name or value of the query, decoded."""
+    """Returns a name or value of the query, decoded."""
     return value and unquote_to_bytes(value.replace(b"+", b" "))
 
 
 def canonical_path(path: bytes) -> bytes:
-    """A path as it was sent, in canonical encoding."""
+    """Returns a path as it was sent, in canonical encoding."""
     if _is_canonical_path(path):
         return path or b"/"
     return encode_path(unquote_to_bytes(path))
 
 
 def parameters(query: bytes) -> list[Parameter]:
-    """The query's parameters in the order sent."""
+    """Returns the query's parameters in the order sent."""
     if not query:
         return []
     found = [part.partition(b"=") for part in query.split(b"&") if part]
@@ -62,12 +62,13 @@ def parameters(query: bytes) -> list[Parameter]:
 
 
 def canonical_query(sent: Iterable[Parameter]) -> bytes:
-    """Sorted by name, then value."""
+    """Returns the query sorted by name, then value."""
     return b"&".join(map(b"".join, sorted(sent)))
 
 
 def by_name(headers: Headers) -> dict[bytes, bytes]:
-    """Headers (names in lower case) by name; the values of one name are joined with commas."""
+    """Returns headers (names in lower case) by name; the values of one name are joined with
+    commas."""
     found = dict(headers)
     if len(found) != len(headers):
         gathered: dict[bytes, list[bytes]] = {}
@@ -78,7 +79,7 @@ def by_name(headers: Headers) -> dict[bytes, bytes]:
 
 
 def trimmed(value: bytes) -> bytes:
-    """Without white space around, and with single spaces inside."""
+    """Returns the value without white space around it, and with single spaces inside."""
     return b" ".join(value.split())
 
 
@@ -90,8 +91,8 @@ def canonical_request(
     headers: dict[bytes, bytes],
     payload: bytes,
 ) -> bytes:
-    """The canonical request. `path` and `query` are canonical, `names` are the signed headers (one
-    that is absent counts as empty), `payload` is the digest or what stands for it."""
+    """Returns the canonical request. `path` and `query` are canonical, `names` are the signed
+    headers (one that is absent counts as empty), `payload` is the digest or its substitute."""
     lines = [method, path, query]
     for name in names:
         value = b" ".join(headers.get(name, b"").split())

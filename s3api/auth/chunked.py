@@ -11,12 +11,12 @@ trailing headers, of the S3 API reference. On the wire:
 
 Invariants
 - Each signature is over its chunk and the signature before it: bytes cannot be changed, left out,
-  put in or moved.
-- What `feed` returns are views of what it was given. Payload is hashed in C and never copied, but
-  for some bytes behind a chunk's head that are looked at to find its end.
+  added or moved.
+- `feed` returns views of its argument. Payload is hashed in C and never copied, except for some
+  bytes behind a chunk's head that are searched for its end.
 - Payload is given out before its chunk's signature is seen: nothing of it may be published until
   `finish` has returned.
-- Memory is bounded: one line of at most LINE_LIMIT bytes, and the trailers that were announced.
+- Memory is bounded: one line of at most LINE_LIMIT bytes, and the announced trailers.
 """
 
 import re
@@ -41,10 +41,10 @@ _TRAILER_SIGNATURE: Final = b"x-amz-trailer-signature"
 
 
 def decoder(headers: Mapping[bytes, bytes], verified: Verified | None) -> "Decoder | None":
-    """The decoder for a request's body; None where it is not `aws-chunked`.
+    """Returns the decoder for a request's body; None if it is not `aws-chunked`.
 
-    Raises S3Error: MissingContentLength, InvalidArgument or InvalidRequest for what the headers
-    x-amz-decoded-content-length and x-amz-trailer say.
+    Raises S3Error for the headers x-amz-decoded-content-length and x-amz-trailer:
+    MissingContentLength, InvalidArgument or InvalidRequest.
     """
     mode = _mode(headers, verified)
     if mode is Payload.UNSIGNED or mode is Payload.DIGEST:
@@ -147,7 +147,7 @@ class Decoder:
         self.done = False
 
     def feed(self, view: memoryview) -> list[memoryview]:
-        """The payload in the next bytes of the body, in order.
+        """Returns the payload in the next bytes of the body, in order.
 
         Raises S3Error: InvalidRequest (not of that format, or longer than announced),
         IncompleteBody, SignatureDoesNotMatch, MalformedTrailerError.
@@ -165,7 +165,8 @@ class Decoder:
         return payload
 
     def finish(self) -> dict[str, str]:
-        """The trailers, by lower-case name; call when the body has ended. Raises IncompleteBody."""
+        """Returns the trailers, by lower-case name; to be called when the body has ended. Raises
+        IncompleteBody."""
         if not self.done:
             raise S3Error("IncompleteBody")
         return {name.decode(): value.decode("latin-1") for name, value in self._trailers.items()}

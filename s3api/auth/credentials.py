@@ -1,7 +1,7 @@
-"""Key pairs, and temporary ones for jobs: made, and resolved to who holds them.
+"""Key pairs, and temporary ones for jobs: their making, and the look-up of their holders.
 
-A session token holds all of its session, encrypted with the store's key: starting a session writes
-nothing, none must be cleaned away, and each node that has the key can check it. It still ends with
+A session token holds its whole session, encrypted with the store's key: starting a session writes
+nothing, none must be cleaned up, and each node that has the key can check it. It still ends with
 the user's access key from which it was started: `resolve` asks for that one each time.
 """
 
@@ -21,7 +21,7 @@ from s3api.http.s3_errors import S3Error
 MIN_SESSION_S: Final = 900
 MAX_SESSION_S: Final = 12 * 3600
 MAX_SESSION_POLICY: Final = 2048
-"""Characters."""
+"""Most characters of a session's policy."""
 MAX_TOKEN: Final = 8192
 _CONTEXT: Final = b"session token"
 _KEY_CHARACTERS: Final = string.ascii_uppercase + "234567"
@@ -37,7 +37,7 @@ class Credentials(msgspec.Struct, frozen=True):
     secret: str
     session_token: str = ""
     expires: int = 0
-    """Seconds since the epoch; 0: never."""
+    """Time of expiry in seconds since the epoch; 0: never."""
 
     def __repr__(self) -> str:
         return f"Credentials({self.access_key!r})"
@@ -50,10 +50,10 @@ class KeyOwner(msgspec.Struct, frozen=True):
     policy: str
     """The policy of the user, in JSON; empty: none."""
     session_policy: str
-    """The restriction of a session, in JSON; empty: to nothing less than its user."""
+    """The restriction of a session, in JSON; empty: no less than its user's rights."""
     secret: bytes
     expires: int = 0
-    """Seconds since the epoch; 0: never."""
+    """Time of expiry in seconds since the epoch; 0: never."""
 
     def __repr__(self) -> str:
         return f"Known({self.user!r})"
@@ -76,7 +76,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Session).decode
 
 
 def generate(prefix: str = "KVFS") -> Credentials:
-    """A new key pair: 20 characters of access key (80 random bits), 40 of secret (238)."""
+    """Returns a new key pair: 20 characters of access key (80 random bits), 40 of secret (238)."""
     return Credentials(
         prefix + "".join(secrets.choice(_KEY_CHARACTERS) for _ in range(_KEY_LENGTH)),
         "".join(secrets.choice(_SECRET_CHARACTERS) for _ in range(_SECRET_LENGTH)),
@@ -84,14 +84,14 @@ def generate(prefix: str = "KVFS") -> Credentials:
 
 
 def encrypt_secret(key: SecretKey, credentials: Credentials) -> bytes:
-    """The secret as `kvfs.tree.identities` keeps it."""
+    """Returns the secret as `kvfs.tree.identities` keeps it."""
     return key.encrypt(credentials.secret.encode(), secret_context(credentials.access_key))
 
 
 def start_session(
     key: SecretKey, parent: str, *, now: float, duration_s: int, policy: str = ""
 ) -> Credentials:
-    """Temporary credentials for whom the access key `parent` belongs to.
+    """Returns temporary credentials for the holder of the access key `parent`.
 
     The caller has verified `parent`, which must not be of a session itself. Raises S3Error
     (ValidationError, PackedPolicyTooLarge: codes of STS).
@@ -122,7 +122,7 @@ def resolve(
     session_token: str,
     now: float,
 ) -> KeyOwner | None:
-    """The holder of an access key; None where there is none or its user is disabled.
+    """Returns the holder of an access key; None if there is none or its user is disabled.
 
     `find` is `kvfs.tree.identities.find` in a transaction, or a cache of it. Raises S3Error:
     InvalidToken, ExpiredToken.

@@ -1,7 +1,6 @@
 """The holders of access keys: the engine's identities, decrypted once.
 
-The identity is looked at each time, so a key that is disabled, rotated or removed is refused at
-once.
+The identity is read each time, so a key that is disabled, rotated or removed is refused at once.
 """
 
 import time
@@ -17,7 +16,7 @@ from s3api.auth.credentials import KeyOwner
 from s3api.http.s3_errors import S3Error
 
 ADMINISTRATOR: Final = "admin"
-"""The user that the first start makes; buckets that were made on the mount are its."""
+"""The user that the first start makes, and the owner of buckets that were made on the mount."""
 
 
 class Identities:
@@ -36,8 +35,8 @@ class Identities:
         return self._key
 
     def find(self, access_key: str, session_token: str, generation: int = NOW) -> KeyOwner | None:
-        """The holder of the key as of that generation or newer; None: nobody, or a disabled user.
-        Raises S3Error (ExpiredToken, InvalidToken)."""
+        """Returns the holder of the key as of that generation or newer; None: nobody, or a disabled
+        user. Raises S3Error (ExpiredToken, InvalidToken)."""
         entry = self._cache.entry((access_key, session_token))
         found: KeyOwner | None
         if entry is not None and entry.generation >= generation:
@@ -49,7 +48,7 @@ class Identities:
         return found
 
     def wanted(self, access_key: str, session_token: str) -> Wanted:
-        """The holder, for `StoreCache.look`."""
+        """Returns the holder, for `StoreCache.look`."""
 
         def read(t: Transaction) -> KeyOwner | None:
             return credentials.resolve(
@@ -63,10 +62,10 @@ class Identities:
         return Wanted((access_key, session_token), read)
 
     def secret_of(self, access_key: str, session_token: str) -> bytes | None:
-        """See `auth.verified.SecretOf`."""
+        """Does what `auth.verified.SecretOf` describes."""
         found = self.find(access_key, session_token)
         return None if found is None else found.secret
 
     def names(self, name: str) -> bool:
-        """Whether there is a user of this name."""
+        """Returns whether there is a user of this name."""
         return self._session.read(lambda t: any(name == each for each, _ in identities.list_all(t)))

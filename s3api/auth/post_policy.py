@@ -1,11 +1,11 @@
-"""Browser uploads (POST with a form): the signed policy document and what it allows.
+"""Browser uploads (POST with a form): the signed policy document and its permissions.
 
 Sources: "Authenticating Requests in Browser-Based Uploads" and "POST Policy" of the S3 API
-reference. The form's fields are read before the file: `verify` judges them and says how large the
+reference. The form's fields are read before the file: `verify` judges them and tells how large the
 file may be; `Bounds.check` judges its length.
 
 The caller has put the file's name in place of `${filename}` in the key already, since the policy
-speaks of the resulting key.
+means the resulting key.
 """
 
 import re
@@ -32,7 +32,8 @@ MAX_LENGTH: Final = 1 << 53
 _UNNAMED: Final = frozenset(("policy", "file", "signature", "awsaccesskeyid", "x-amz-signature"))
 """Fields that no condition need name, besides those that begin with one of `_FREE`."""
 _FREE: Final = ("x-ignore-", "x-amz-checksum-")
-"""A checksum allows nothing: it can only refuse what came damaged."""
+"""Beginnings of fields that need no condition. A checksum allows nothing: it can only refuse
+damaged bodies."""
 _EXPIRATION: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.\d{1,9})?Z", re.ASCII
 ).fullmatch
@@ -41,13 +42,14 @@ _decode_json: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """How many bytes a file may have."""
+    """The number of bytes that a file may have."""
 
     least: int = 0
     most: int = MAX_LENGTH
 
     def check(self, length: int) -> None:
-        """Raises EntityTooSmall, EntityTooLarge; call with what has come so far and at the end."""
+        """Raises EntityTooSmall, EntityTooLarge; to be called with the bytes so far and at the
+        end."""
         if length > self.most:
             raise S3Error("EntityTooLarge", extra=self._shown(length))
         if length < self.least:
@@ -83,11 +85,11 @@ def verify(
     *,
     version_2: bool = False,
 ) -> SignedForm | None:
-    """Judge the fields that stood before the file, by name in any case; None: nobody signed it.
+    """Judges the fields that stood before the file, by name in any case; None: nobody signed it.
 
-    `now` is in seconds since the epoch, the region is any, `version_2` allows signatures of
-    version 2. Raises S3Error: AccessDenied, InvalidPolicyDocument, InvalidArgument,
-    InvalidAccessKeyId, SignatureDoesNotMatch, MalformedPOSTRequest.
+    `now` is in seconds since the epoch, the region is any, `version_2` allows signatures of version
+    2. Raises S3Error: AccessDenied, InvalidPolicyDocument, InvalidArgument, InvalidAccessKeyId,
+    SignatureDoesNotMatch, MalformedPOSTRequest.
     """
     form = {name.lower(): value for name, value in fields.items()}
     if len(form) != len(fields):
@@ -267,7 +269,8 @@ def _check(policy: _Policy, form: Mapping[str, str], now: float) -> None:
 
 
 def _sent(form: Mapping[str, str], operator: str, name: str) -> Iterator[str]:
-    """The values of a field; several types of content may stand in one, with commas between."""
+    """Yields the values of a field; several types of content may stand in one, with commas
+    between."""
     value = form.get(name, "")
     if operator == "starts-with" and name == "content-type":
         yield from (part.strip() for part in value.split(","))

@@ -1,4 +1,4 @@
-"""Presigned URLs of signature version 4: a request that anyone may make who holds the URL."""
+"""Presigned URLs of signature version 4: requests that any holder of the URL may make."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -26,11 +26,11 @@ def presign(
     headers: Iterable[tuple[str, str]] = (),
     session_token: str = "",
 ) -> str:
-    """The URL.
+    """Returns the URL.
 
     `endpoint` is `https://host[:port]`; `path` is /bucket/key, not encoded, as are the parameters
     of `query`; `headers` (lower-case names) must be sent with the request as they are signed. `now`
-    is in seconds since the epoch. Raises ValueError where `expires_s` is not in 1..604800.
+    is in seconds since the epoch. Raises ValueError if `expires_s` is not in 1..604800.
     """
     if not 1 <= expires_s <= MAX_EXPIRES_S:
         raise ValueError(f"a presigned URL is valid for 1 to {MAX_EXPIRES_S} s, not {expires_s}")

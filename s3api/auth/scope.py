@@ -35,7 +35,7 @@ class Credential(msgspec.Struct, frozen=True):
 
 
 def parse_credential(text: bytes) -> Credential | None:
-    """`KEY/20130524/us-east-1/s3/aws4_request`, encoded or not; None where it is not of that
+    """Parses `KEY/20130524/us-east-1/s3/aws4_request`, encoded or not; None if it is not of that
     form."""
     return _parse_credential(text) if len(text) <= MAX_CREDENTIAL else None
 
@@ -50,8 +50,8 @@ def _parse_credential(text: bytes) -> Credential | None:
 
 
 def parse_names(text: bytes) -> Names | None:
-    """The signed headers `host;x-amz-date`, encoded or not; None where they are no names of headers
-    in lower case."""
+    """Parses the signed headers `host;x-amz-date`, encoded or not; None if they are no names of
+    headers in lower case."""
     return _parse_names(text) if len(text) <= MAX_NAMES else None
 
 

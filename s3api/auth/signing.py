@@ -1,4 +1,4 @@
-"""Signing keys and signatures: what both sides of signature version 4 compute."""
+"""Signing keys and signatures: the computations of both sides of signature version 4."""
 
 import functools
 import hmac
@@ -17,7 +17,7 @@ class SigningKey:
     """The key of a secret for a day, region and service.
 
     It keeps the states that HMAC (RFC 2104) has after the key, which saves a third of each
-    signature, and as those of hashlib, which calls nothing of Python; its repr shows nothing.
+    signature, as those of hashlib, which calls nothing of Python; its repr shows nothing.
     """
 
     __slots__ = ("_inner", "_outer")
@@ -29,20 +29,20 @@ class SigningKey:
         self._outer = sha256(block.translate(_OUTER))
 
     def sign(self, text: bytes) -> bytes:
-        """64 lower-case hexadecimal digits."""
+        """Returns 64 lower-case hexadecimal digits."""
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(text)
         outer.update(inner.digest())
         return outer.hexdigest().encode()
 
     def matches(self, text: bytes, signature: bytes) -> bool:
-        """Whether `signature` is that of `text`, in constant time."""
+        """Returns whether `signature` is that of `text`, in constant time."""
         return hmac.compare_digest(self.sign(text), signature)
 
 
 @functools.lru_cache(maxsize=1024)
 def signing_key(secret: bytes, date: bytes, region: bytes, service: bytes) -> SigningKey:
-    """The key of a day, region and service; the last 1,024 are remembered."""
+    """Returns the key of a day, region and service; the last 1,024 are remembered."""
     key = b"AWS4" + secret
     for part in (date, region, service, TERMINATOR):
         key = hmac.digest(key, part, "sha256")
@@ -50,6 +50,6 @@ def signing_key(secret: bytes, date: bytes, region: bytes, service: bytes) -> Si
 
 
 def string_to_sign(timestamp: bytes, scope: bytes, request: bytes) -> bytes:
-    """The string that is signed for a canonical request."""
+    """Returns the string that is signed for a canonical request."""
     hashed = sha256(request).hexdigest().encode()
     return b"\n".join((ALGORITHM, timestamp, scope, hashed))

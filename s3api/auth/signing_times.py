@@ -1,7 +1,7 @@
-"""Times in requests: how they are written, and how far they may be from ours.
+"""Times in requests: their forms, and their allowed distance from ours.
 
-Times are whole seconds since the epoch. What was parsed is remembered: the requests of one
-second, and those made with one presigned URL, carry the same text.
+Times are whole seconds since the epoch. Parsed times are remembered: the requests of one second,
+and those made with one presigned URL, carry the same text.
 """
 
 import calendar
@@ -22,7 +22,7 @@ _MAX_HTTP_DATE: Final = 64
 
 
 def parse_basic(text: bytes) -> int | None:
-    """20130524T000000Z; None where it is not of that form."""
+    """Parses 20130524T000000Z; None if it is not of that form."""
     return _parse_basic(text) if len(text) == _BASIC_LENGTH else None
 
 
@@ -35,7 +35,7 @@ def _parse_basic(text: bytes) -> int | None:
 
 
 def parse_http(text: bytes) -> int | None:
-    """A Date header (RFC 9110); None where it cannot be read or lies before the epoch."""
+    """Parses a Date header (RFC 9110); None if it cannot be read or lies before the epoch."""
     return _parse_http(text) if len(text) <= _MAX_HTTP_DATE else None
 
 
@@ -52,17 +52,17 @@ def _parse_http(text: bytes) -> int | None:
 
 
 def basic(seconds: float) -> bytes:
-    """20130524T000000Z."""
+    """Formats as 20130524T000000Z."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seconds)).encode()
 
 
 def extended(seconds: float) -> str:
-    """2013-05-24T00:00:00Z."""
+    """Formats as 2013-05-24T00:00:00Z."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def too_skewed(text: bytes, now: float) -> S3Error:
-    """RequestTimeTooSkewed, for a time that is further than MAX_SKEW_S from ours."""
+    """Returns RequestTimeTooSkewed, for a time that is further than MAX_SKEW_S from ours."""
     return S3Error(
         "RequestTimeTooSkewed",
         extra={

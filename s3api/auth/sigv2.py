@@ -1,10 +1,10 @@
 """Signature version 2: presigned queries, and the Authorization header `AWS KEY:SIGNATURE`.
 
 Source: "Authenticating Requests (AWS Signature Version 2)" of the S3 user guide. boto3 still
-presigns so for an endpoint of one's own. It signs the method, MD5 and type of the body, a date,
-the x-amz-* headers, and the path with those parameters of the query that name another thing
-(sub-resources) or change the answer. The body is not protected, nor are other parameters: those
-that could make another operation of the request are refused.
+presigns so for custom endpoints. It signs the method, MD5 and type of the body, a date, the x-amz-*
+headers, and the path with those parameters of the query that name another thing (sub-resources) or
+change the answer. Neither the body nor other parameters are protected: parameters that could make
+another operation of the request are refused.
 """
 
 import re
@@ -34,20 +34,20 @@ UNSIGNED: Final = frozenset(
     b"max-uploads part-number-marker prefix start-after upload-id-marker "
     b"version-id-marker".split()
 )
-"""Parameters that say how much of a list is wanted, or hold the signature; besides them, those that
-mean nothing."""
+"""Parameters that limit a list or hold the signature; others that are not signed must mean
+nothing."""
 _MAX_DIGITS: Final = 18
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME: Final = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]+")  # of a header (RFC 9110, 5.6.2)
 Query = list[tuple[bytes, bytes | None]]
-"""Names as sent with decoded values; None where there is no `=`."""
+"""Names as sent with decoded values; None if there is no `=`."""
 
 
 def verify_query(
     request: SignableRequest, secret_of: SecretOf, now: float, bucket: bytes
 ) -> Verified:
-    """Verify a presigned query (AWSAccessKeyId, Expires, Signature). `bucket` is the one that the
-    host names, b"" where the path does. Raises S3Error."""
+    """Verifies a presigned query (AWSAccessKeyId, Expires, Signature). `bucket` is the one that the
+    host names, b"" if the path does. Raises S3Error."""
     query = _query(request.query)
     values = {name: value or b"" for name, value in query}
     access_key, expires = values.get(b"AWSAccessKeyId", b""), values.get(b"Expires", b"")
@@ -73,7 +73,8 @@ def verify_query(
 def verify_header(
     request: SignableRequest, secret_of: SecretOf, now: float, bucket: bytes
 ) -> Verified:
-    """Verify `Authorization: AWS KEY:SIGNATURE`; `bucket` as in `verify_query`. Raises S3Error."""
+    """Verifies `Authorization: AWS KEY:SIGNATURE`; `bucket` as in `verify_query`. Raises
+    S3Error."""
     headers = request.headers
     value = headers[b"authorization"]
     access_key, colon, signature = value.removeprefix(b"AWS ").strip().partition(b":")
@@ -99,9 +100,9 @@ def verify_header(
 
 
 def hoisted(query: bytes) -> dict[bytes, bytes]:
-    """The headers that a presigned query holds, by lower-case name. They are signed as headers are,
-    and one that was sent takes the place of its namesake here: the signature is compared with the
-    one sent, so that a header that differs from the signed one is refused.
+    """Returns the headers that a presigned query holds, by lower-case name. They are signed as
+    headers are, and one that was sent replaces its namesake here: the signature is compared with
+    the one sent, so that a header that differs from the signed one is refused.
 
     Raises InvalidArgument for a value that no header could have.
     """
@@ -121,7 +122,7 @@ def hoisted(query: bytes) -> dict[bytes, bytes]:
 
 
 def sign(secret: bytes, text: bytes) -> bytes:
-    """Base64 of the HMAC-SHA1."""
+    """Returns base64 of the HMAC-SHA1."""
     return b64encode(digest(secret, text, "sha1"))
 
 
@@ -150,8 +151,8 @@ def _verify(
 
 
 def _query(query: bytes) -> Query:
-    """The parameters. Raises InvalidRequest for one that this version would not protect, or that
-    would be signed as several."""
+    """Returns the parameters. Raises InvalidRequest for one that this version would not protect, or
+    that would be signed as several."""
     parts = [part.partition(b"=") for part in query.split(b"&") if part]
     for name, _, _ in parts:
         shown = decode(name).decode("utf-8", "replace")
@@ -176,7 +177,8 @@ def _query(query: bytes) -> Query:
 def _strings_to_sign(
     request: SignableRequest, query: Query, headers: dict[bytes, bytes], date: bytes, bucket: bytes
 ) -> list[bytes]:
-    """The strings that may have been signed: botocore signs `/bucket/` where it sends `/bucket`."""
+    """Returns the strings that may have been signed: botocore signs `/bucket/` when it sends
+    `/bucket`."""
     path = request.path or b"/"
     found = [_string_to_sign(request, path, query, headers, date, bucket)]
     if not bucket and path.find(b"/", 1) < 0 and path != b"/":

@@ -2,8 +2,8 @@
 
 Sources: "Authenticating Requests (AWS Signature Version 4)" of the S3 API reference. A request is
 signed for a date, region and service (its scope), over method, path, query, the headers it names
-and a digest of the body, or what stands for it (`Payload`). All x-amz-* headers and the host must
-be among the signed.
+and a digest of the body, or its substitute (`Payload`). All x-amz-* headers and the host must be
+among the signed.
 """
 
 import re
@@ -69,7 +69,7 @@ class SignableRequest(msgspec.Struct):
 
 
 class SignedRequest(msgspec.Struct):
-    """A signature with what is needed to compute it."""
+    """A signature with everything needed to compute it."""
 
     auth_type: AuthType
     credential: Credential
@@ -87,9 +87,9 @@ class SignedRequest(msgspec.Struct):
 def verify_header(
     request: SignableRequest, secret_of: SecretOf, now: float, body_sha256: bytes
 ) -> Verified:
-    """Verify the Authorization header (there must be one), of any region.
+    """Verifies the Authorization header (there must be one), of any region.
 
-    `body_sha256` is taken where the request need not name its body's digest (service `sts`). Raises
+    `body_sha256` is used if the request need not name its body's digest (service `sts`). Raises
     S3Error.
     """
     headers = request.headers
@@ -118,7 +118,7 @@ def verify_header(
 
 
 def verify_query(request: SignableRequest, secret_of: SecretOf, now: float) -> Verified:
-    """Verify a presigned query, of any region. Raises S3Error."""
+    """Verifies a presigned query, of any region. Raises S3Error."""
     sent = parameters(request.query)
     values: dict[bytes, bytes] = dict(map(_name_and_value, sent))
     _check_required(values)
@@ -194,8 +194,8 @@ def unknown_key(access_key: str) -> S3Error:
 
 
 def mismatch(access_key: str, text: bytes, signature: bytes) -> S3Error:
-    """SignatureDoesNotMatch with what we signed. The canonical request is left out: it may hold
-    the keys of customers."""
+    """Returns SignatureDoesNotMatch with what we signed. The canonical request is left out: it may
+    hold the keys of customers."""
     return S3Error(
         "SignatureDoesNotMatch",
         extra={
@@ -255,7 +255,7 @@ def _header_time(headers: dict[bytes, bytes]) -> tuple[bytes, int]:
 
 
 def _names(text: bytes, headers: dict[bytes, bytes], malformed: Callable[[str], S3Error]) -> Names:
-    """The signed headers; raises where one that must be signed is not."""
+    """Returns the signed headers; raises if one that must be signed is not."""
     split = parse_names(text)
     if split is None:
         raise malformed("the SignedHeaders must be names in lower case with ';' between")
@@ -297,7 +297,8 @@ def _check_required(values: dict[bytes, bytes]) -> None:
 def _check_period(
     values: dict[bytes, bytes], credential: Credential, now: float
 ) -> tuple[int, int]:
-    """When the URL was signed, and until when it is valid; raises where it is not valid now."""
+    """Returns when the URL was signed, and until when it is valid; raises if it is not valid
+    now."""
     signed_at = parse_basic(values[b"X-Amz-Date"])
     if signed_at is None:
         raise _query_error("X-Amz-Date must be in the ISO8601 Long Format \"yyyyMMdd'T'HHmmss'Z'\"")
@@ -312,13 +313,14 @@ def _check_period(
 
 
 def expired(until: int, now: float, extra: dict[str, str]) -> S3Error:
-    """AccessDenied, for a presigned URL whose time is over."""
+    """Returns AccessDenied, for a presigned URL whose time is over."""
     times = {"Expires": extended(until), "ServerTime": extended(now)}
     return S3Error("AccessDenied", "Request has expired", extra=extra | times)
 
 
 def _expires(text: bytes) -> int:
-    """Numbers out of range are refused with 403, which public suites expect, as expired ones."""
+    """Parses the duration. Numbers out of range are refused with 403, which public suites expect,
+    as expired ones."""
     if text.isdigit() and len(text) <= _MAX_DIGITS and 1 <= int(text) <= MAX_EXPIRES_S:
         return int(text)
     if text.startswith(b"-"):

@@ -9,13 +9,13 @@ import msgspec
 from s3api.auth.signing import SigningKey
 
 SecretOf = Callable[[str, str], bytes | None]
-"""The secret of an access key, given the key and the session token that came with it ('': none);
-None where there is no such key or it may not be used. Raises S3Error: ExpiredToken, InvalidToken.
-"""
+"""Returns the secret of an access key, given the key and the session token that came with it ('':
+none); None if there is no such key or it may not be used. Raises S3Error: ExpiredToken,
+InvalidToken."""
 
 
 class Payload(enum.Enum):
-    """How the body is protected; the values are those of x-amz-content-sha256."""
+    """The protection of the body; the values are those of x-amz-content-sha256."""
 
     DIGEST = b""
     """The body is signed by the SHA-256 that the request names: the caller compares it with the
@@ -35,16 +35,17 @@ class AuthType(enum.Enum):
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """A request whose signature is right. For version 2, what only version 4 has is empty."""
+    """A request whose signature is right. For version 2, the fields of version 4 alone are
+    empty."""
 
     access_key: str
     auth_type: AuthType
     version: int
     """The version of the signature: 2 or 4."""
     signed_at: int
-    """Seconds since the epoch, as the client says; 0 where it does not (query, version 2)."""
+    """Seconds since the epoch, as the client says; 0 if it does not (query, version 2)."""
     session_token: str = ""
-    """Already taken for good by the `SecretOf` that was asked."""
+    """The session token, accepted by the `SecretOf` that was asked."""
     service: bytes = b"s3"
     """`s3` or `sts`: a request signed for one must not be served as the other."""
     payload: Payload = Payload.UNSIGNED
@@ -52,7 +53,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """With Payload.DIGEST: 64 lower-case hexadecimal digits."""
     signed_headers: frozenset[bytes] = frozenset()
     timestamp: bytes = b""
-    """As it is signed: 20130524T000000Z."""
+    """The signed time: 20130524T000000Z."""
     scope: bytes = b""
     """20130524/us-east-1/s3/aws4_request."""
     signing_key: SigningKey | None = None
@@ -62,10 +63,10 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     valid_from: float = 0.0
     """Seconds since the epoch."""
     valid_until: float = -1.0
-    """Likewise; before `valid_from` where nobody needs to know."""
+    """Seconds since the epoch; before `valid_from` if nobody needs to know."""
 
     def is_valid(self, now: float) -> bool:
-        """Whether the signature, once found right, is taken at this time."""
+        """Returns whether the signature, once found right, is accepted at this time."""
         return self.valid_from <= now <= self.valid_until
 
     def __repr__(self) -> str:

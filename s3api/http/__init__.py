@@ -1,1 +1,1 @@
-"""The way of a request: its head, its body, what became of it."""
+"""The way of a request: its head, its body, its outcome."""

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from s3api.http.request_context import Call
 
 _INLINE_BYTES: Final = 64 << 10
-"""Up to here hashing and writing take less than a thread's wake-up."""
+"""Up to this size hashing and writing take less than a thread's wake-up."""
 _BURST_BYTES: Final = 8 << 20
-"""A thread receives so much before others get it, as long as the bytes come without a pause of
+"""Bytes that a thread receives before others get it, as long as they come without a pause of
 _PAUSE_MS: a turn of the loop and two changes of thread for each buffer cost more than the rest."""
 _PAUSE_MS: Final = 5
 _BESIDE_BYTES: Final = 1 << 20
 """A smaller body is hashed and written before another thread has woken up."""
 _BURST_BYTES_S: Final = 32 << 20
-"""Where less comes, a thread's wake-up for each piece costs nothing that counts; and whoever sends
-a byte now and then must not keep a thread."""
+"""At a lower rate, a thread's wake-up for each piece costs nothing that counts; and a client that
+sends a byte now and then must not keep a thread."""
 _OF_ANOTHER_BODY: Final = frozenset({"CompleteMultipartUpload"})
-"""Their checksum headers speak of the object, not of the request's body."""
+"""Operations whose checksum headers describe the object, not the request's body."""
 
 
 class _Target:
@@ -50,7 +50,7 @@ class _Target:
         self.size = 0
 
     def take(self, parts: list[memoryview]) -> None:
-        """Hash and write. Raises OSError."""
+        """Hashes and writes. Raises OSError."""
         first_pass, slow = self._first_pass, None
         if self._beside is not None and (slow := first_pass.slow) is not None:
             self._beside.update(slow, parts)
@@ -65,7 +65,7 @@ class _Target:
             self.size += len(part)
 
     def settle(self) -> None:
-        """All that was taken is hashed when it returns; a buffer's worth is waited for at most."""
+        """Returns when everything taken is hashed; this waits for a buffer's worth at most."""
         if self._beside is not None:
             self._beside.wait()
 
@@ -76,10 +76,10 @@ class Receiver:
     def __init__(
         self, call: "Call", fallback: str = checksums.DEFAULT, besides: Algorithm | None = None
     ) -> None:
-        """`fallback` names the checksum that is computed where the request asks for none, `besides`
+        """`fallback` names the checksum that is computed if the request asks for none, `besides`
         one that is computed in any case.
 
-        Raises S3Error for what the headers say of the body."""
+        Raises S3Error for wrong headers about the body."""
         headers = call.headers()
         self._call = call
         self._decoder = chunked.decoder(call.fields, call.verified)
@@ -104,7 +104,7 @@ class Receiver:
         return self._call.head.content_length
 
     async def into(self, draft: ObjectDraft) -> Digests:
-        """Write the payload to the draft. Raises S3Error, OSError, NoSpace, Unavailable."""
+        """Writes the payload to the draft. Raises S3Error, OSError, NoSpace, Unavailable."""
         self._first_pass.tag(fast=draft.fast_etag)
         service = self._call.service
         with ExitStack() as stack:
@@ -129,7 +129,7 @@ class Receiver:
                 await self._call.blocking(partial(self._burst, target, buffers, count))
 
     async def document(self, limit_bytes: int) -> bytes:
-        """The whole of a small body. Raises S3Error."""
+        """Returns the whole of a small body. Raises S3Error."""
         document = bytearray()
         with self._call.service.buffers.lent() as buffer:
             while count := await self._receive(buffer):
@@ -144,7 +144,7 @@ class Receiver:
 
     def _burst(self, target: _Target, buffers: list[memoryview], count: int) -> None:
         """Takes the bytes in the first buffer, in a thread, and those that come at once after them,
-        in turns with the second buffer, where there is one."""
+        in turns with the second buffer, if there is one."""
         try:
             self._take_what_comes(target, buffers, count)
         finally:

@@ -1,4 +1,4 @@
-"""Memory that payload goes through between sockets and data files, used again and again."""
+"""Reused memory for payload between sockets and data files."""
 
 import mmap
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ _IDLE_BUFFERS: Final = 8
 
 class BufferPool:
     """Reused buffers of BUFFER_BYTES: as many as bodies are received at once, and a few that wait
-    for the next ones. Those above are mappings, which the system has back at once: what the heap
-    gets back it keeps."""
+    for the next ones. The others are mappings, which the system gets back at once: the heap keeps
+    its memory."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []

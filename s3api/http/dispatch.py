@@ -1,8 +1,8 @@
 """Dispatch of a request to its response: address, operation, signature, permission, parameters,
 handler.
 
-Whatever goes wrong on the way becomes S3's XML error here, at one point; a bug is logged and told
-as InternalError, without its words.
+Every failure on the way becomes S3's XML error here, at one point; a bug is logged and reported as
+InternalError, without its text.
 """
 
 import logging
@@ -50,7 +50,7 @@ class Application:
         self._service = service
 
     async def handle(self, head: Head, body: RequestBody) -> Response:
-        """The response; never raises but for cancellation."""
+        """Returns the response; never raises unless cancelled."""
         request_id = new_request_id()
         head.handled = outcome = RequestOutcome(request_id)
         call = None
@@ -83,7 +83,7 @@ class Application:
         return response
 
     def refuse(self, status: int, reason: str) -> Response:
-        """The answer to what is no request."""
+        """Returns the answer to bytes that are no request."""
         code = _OF_STATUS.get(status, "InvalidRequest")
         error = S3Error(code, reason, status=status)
         return _error(error, "", new_request_id())
@@ -179,8 +179,9 @@ class Application:
 
 
 def _is_attested(call: Call, attested: Attested) -> bool:
-    """Whether the signature of an equal head was right: then it still is, while it is valid and its
-    key has the same secret. Takes over who signed it. Raises as `Identities.find`."""
+    """Returns whether the signature of an equal head was right: then it still is, while it is valid
+    and its key has the same secret. Takes over who signed it. Raises what `Identities.find`
+    raises."""
     verified = attested.verified
     if not verified.is_valid(call.now.timestamp()):
         return False
@@ -192,7 +193,7 @@ def _is_attested(call: Call, attested: Attested) -> bool:
 
 
 def _is_of_object(outcome: RequestOutcome) -> bool:
-    """Whether an object was asked for that should be there."""
+    """Returns whether the request was for an object that should exist."""
     return outcome.call is not None and outcome.call.operation in OF_EXISTING_OBJECTS
 
 
@@ -219,7 +220,7 @@ _ENCRYPTED: Final = dict.fromkeys(
     ),
     ((b"x-amz-server-side-encryption", AES256.encode()),),
 )
-"""Operations whose answers tell how the object is encrypted, and how."""
+"""Operations whose answers tell whether and how the object is encrypted."""
 _OF_STATUS: Final[Mapping[int, str]] = {
     400: "BadRequest",
     408: "RequestTimeout",

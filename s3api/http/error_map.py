@@ -1,7 +1,7 @@
-"""The core's errors as S3's: the one place where they are translated.
+"""The core's errors as S3's: the only place of their translation.
 
 The tables are exhaustive: a test fails on a class without a row. A message of the core is for the
-log, for it names paths; the client gets the code's own text and what `_details` finds.
+log, for it names paths; the client gets the code's own text and the result of `_details`.
 """
 
 import errno
@@ -67,7 +67,7 @@ _SYSTEM_CODES: Final = {
 
 
 def s3_error(error: Exception) -> S3Error:
-    """The client's form of `error`; InternalError for any that is not known."""
+    """Returns the client's form of `error`; InternalError for any that is not known."""
     if isinstance(error, S3Error):
         return error
     if isinstance(error, OSError):
@@ -88,7 +88,7 @@ def s3_error(error: Exception) -> S3Error:
 
 
 def _details(error: Exception) -> dict[str, str]:
-    """The details that S3 tells beside the code: the bucket, the part."""
+    """Returns the details that S3 tells beside the code: the bucket, the part."""
     if isinstance(error, object_errors.NoSuchBucket) and error.bucket:
         return {"BucketName": error.bucket}
     if isinstance(error, object_errors.InvalidPart | object_errors.PartTooSmall) and error.number:

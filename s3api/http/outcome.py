@@ -27,12 +27,12 @@ class AccessLogEntry(NamedTuple):
 
 
 Entries = Callable[[], Iterable[AccessLogEntry]]
-"""Asked for where a log is kept."""
+"""Called if a log is kept."""
 
 
 class RequestOutcome(msgspec.Struct):
-    """The outcome of one request; what is not known (yet, or because it was refused first) is None
-    or empty."""
+    """The outcome of one request; facts that are not known (yet, or because it was refused first)
+    are None or empty."""
 
     request_id: str
     call: "Call | None" = None
@@ -40,4 +40,4 @@ class RequestOutcome(msgspec.Struct):
     """The code of the error that it was answered with."""
     response: Response | None = None
     answered: float = 0.0
-    """When it was known (time.monotonic)."""
+    """The time when it was known (time.monotonic)."""

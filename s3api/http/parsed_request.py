@@ -1,8 +1,8 @@
 """A request, parsed from its head alone: pure, so equal heads ask for the same.
 
-The result is kept with its head, where the server says that equal heads are likely (`Head.memo`):
-the client of a presigned URL sends the same head each time. The other facts that an answer depends
-on (the time, the holder of the key, policies, the object) are looked up anew each time.
+The result is kept with its head, if the server says that equal heads are likely (`Head.memo`): the
+client of a presigned URL sends the same head each time. The other facts that an answer depends on
+(the time, the holder of the key, policies, the object) are looked up anew each time.
 """
 
 from collections.abc import Mapping
@@ -30,21 +30,21 @@ class Attested(msgspec.Struct):
 
 
 class Asked(msgspec.Struct):
-    """The request of one head, or of all that are equal. `bucket` and `key` are empty where it
-    names none."""
+    """The request of one head, or of all that are equal. `bucket` and `key` are empty if it names
+    none."""
 
     operation: str
     bucket: str
     key: str
     query: Mapping[str, str]
     fields: Mapping[bytes, bytes]
-    """See `Call.fields`."""
+    """The same as `Call.fields`."""
     about_encryption: bool
-    """A header speaks of server-side encryption."""
+    """Whether a header is about server-side encryption."""
     overrides: bool
-    """A parameter sets a header of the answer."""
+    """Whether a parameter sets a header of the answer."""
     params: Mapping[str, Any] | None = None
-    """The parameters of the operation, but for its document; None: not parsed yet."""
+    """The parameters of the operation, except its document; None: not parsed yet."""
     attested: Attested | None = None
     """None: not verified yet, or nobody signed it."""
     answered: object = None
@@ -52,7 +52,7 @@ class Asked(msgspec.Struct):
 
 
 def asked_of(head: Head, domains: tuple[str, ...]) -> Asked:
-    """The request of a head. Raises S3Error."""
+    """Returns the request of a head. Raises S3Error."""
     memo = head.memo
     if memo is None:
         return _asked(head, domains)
@@ -87,6 +87,6 @@ def _asked(head: Head, domains: tuple[str, ...]) -> Asked:
 
 
 def _is_for_sts(head: Head) -> bool:
-    """Whether a request to the service itself is one of STS."""
+    """Returns whether a request to the service itself is one of STS."""
     content_type = head.get(b"content-type") or b""
     return head.method == "POST" and content_type.lower().startswith(_FORM)

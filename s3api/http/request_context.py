@@ -1,4 +1,4 @@
-"""One request on its way: what it asks for, its caller, and what it may use."""
+"""One request on its way: what it asks for, its caller, and the services that it may use."""
 
 import functools
 import itertools
@@ -52,20 +52,20 @@ class WorkerContext:
     buffers: BufferPool
     hashing: Hashing
     domains: tuple[str, ...]
-    """Names of the server: a host below one of them names the bucket."""
+    """Domains of the server: a host below one of them names the bucket."""
     region: str
     version_2: bool
-    """Whether signatures of version 2 are taken."""
+    """Whether signatures of version 2 are accepted."""
     object_ownership: str
     """The object ownership of new buckets."""
     bucket_mode: int
-    """Permissions of their directories."""
+    """Permissions of new buckets' directories."""
     encrypted: bool
-    """All that the store lies on is encrypted."""
+    """Whether everything that the store lies on is encrypted."""
     threads: trio.CapacityLimiter
-    """For short steps."""
+    """Threads for short steps."""
     lasting: trio.CapacityLimiter
-    """For what takes as long as its bytes do."""
+    """Threads for steps whose time grows with their bytes."""
     teller: Teller
     deleter: Deleter
     freshness: Freshness
@@ -73,7 +73,7 @@ class WorkerContext:
 
 
 class Call(msgspec.Struct, eq=False):
-    """One request. `bucket` and `key` are empty where it names none."""
+    """One request. `bucket` and `key` are empty if it names none."""
 
     service: WorkerContext
     head: Head
@@ -93,12 +93,12 @@ class Call(msgspec.Struct, eq=False):
     known: KeyOwner | None = None
     """The signer; None: nobody."""
     params: dict[str, Any] = {}
-    """As botocore names them."""
+    """The parameters, as botocore names them."""
     generation: int = NOW
-    """The generation of the metadata when the request came: what is read for it is as of that or
+    """The generation of the metadata when the request came: reads for it are as of that or
     newer."""
     by_acl: bool = False
-    """Whether an ACL allowed something of it that nothing else did."""
+    """Whether an ACL allowed a part of it that nothing else did."""
     entries: Entries | None = None
     """Its further effects, for access logs; None: none."""
     _settings: Settings | None = None
@@ -117,14 +117,14 @@ class Call(msgspec.Struct, eq=False):
 
     @property
     def version(self) -> str:
-        """The version that is asked for; empty: the current one."""
+        """The requested version; empty: the current one."""
         version: str = self.params.get("VersionId") or ""
         return version
 
     @property
     def settings(self) -> Settings:
-        """The settings of the bucket. Raises NoSuchBucket, also for what the mount has under a name
-        that is no legal one of a bucket."""
+        """The settings of the bucket. Raises NoSuchBucket, also for a directory on the mount whose
+        name is illegal for a bucket."""
         settings = self._settings
         if settings is None:
             if not _is_bucket_name(self.bucket):
@@ -134,8 +134,8 @@ class Call(msgspec.Struct, eq=False):
         return settings
 
     def look_again(self) -> None:
-        """Call after what may have taken long: the metadata may be others by now. Any thread.
-        Raises as `Session.generation`."""
+        """Updates the generation after a step that may have taken long: the metadata may be others
+        by now. Any thread may call it. Raises what `Session.generation` raises."""
         now = self.service.store.cache.generation()
         if now != self.generation:
             self.generation, self._settings = now, None
@@ -147,7 +147,7 @@ class Call(msgspec.Struct, eq=False):
 
     @property
     def owner_if_known(self) -> str:
-        """The owner, where the bucket's settings have been read; else empty."""
+        """The owner, if the bucket's settings have been read; else empty."""
         return "" if self._settings is None else self.owner
 
     @property
@@ -160,14 +160,14 @@ class Call(msgspec.Struct, eq=False):
         return self.caller.name is None
 
     def headers(self) -> dict[str, str]:
-        """The headers as rules take them: names in lower case, values read as UTF-8."""
+        """Returns the headers as rules take them: names in lower case, values read as UTF-8."""
         return {
             name.decode("latin-1"): value.decode("utf-8", "replace")
             for name, value in self.fields.items()
         }
 
     def sign(self, verified: Verified) -> None:
-        """Take over who signed the request, in what came after its head. Raises
+        """Takes over the signer of the request from what came after its head. Raises
         InvalidAccessKeyId."""
         self.look_again()
         found = self.service.identities.find(
@@ -178,8 +178,8 @@ class Call(msgspec.Struct, eq=False):
         self.take_signer(verified, found)
 
     def look_up(self, access_key: str, session_token: str) -> KeyOwner | None:
-        """The holder of a key. What else the request asks the metadata for is read in the same
-        transaction. Raises S3Error (ExpiredToken, InvalidToken)."""
+        """Returns the holder of a key. What else the request asks the metadata for is read in the
+        same transaction. Raises S3Error (ExpiredToken, InvalidToken)."""
         service, bucket = self.service, self.bucket
         cache, generation = service.store.cache, self.generation
         seen = cache.entry((access_key, session_token))
@@ -194,24 +194,24 @@ class Call(msgspec.Struct, eq=False):
         return service.identities.find(access_key, session_token, generation)
 
     def secret_of(self, access_key: str, session_token: str) -> bytes | None:
-        """See `auth.verified.SecretOf`; takes over who holds the key."""
+        """Does what `auth.verified.SecretOf` describes, and takes over the holder of the key."""
         self.known = known = self.look_up(access_key, session_token)
         return None if known is None else known.secret
 
     def take_signer(self, verified: Verified, known: KeyOwner) -> None:
-        """Likewise, where it is known who holds the key."""
+        """Takes over the signer when the holder of the key is known."""
         self.verified, self.known, self.caller = verified, known, caller_of(known.user)
         session = self.head.session
         if session is not None and not session.proven:
             session.prove()
 
     async def blocking(self, step: Callable[[], T]) -> T:
-        """Run what may wait for a disk, a lock or the node in a thread. Cancelled: when it is
-        done."""
+        """Runs a step that may wait for a disk, a lock or the node in a thread. Cancelled: when it
+        is done."""
         return await trio.to_thread.run_sync(step, limiter=self.service.threads)
 
     async def committing(self, step: Callable[[list[Changed]], T], *, waits: bool = True) -> T:
-        """Run a step that commits, in a thread unless it waits for no disk, and tell the node;
+        """Runs a step that commits, in a thread unless it waits for no disk, and tells the node;
         `step` hands the list that it is given to the store (`later`). Raises what `step` raises,
         Unavailable."""
         later: list[Changed] = []
@@ -224,15 +224,16 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 
 def target(facts: Facts) -> ConditionTarget:
-    """The target of conditions."""
+    """Returns the target of conditions."""
     return ConditionTarget(facts.etag, moment(facts.mtime_ns), facts.size)
 
 
 def moment(time_ns: int) -> datetime:
-    """A time of the engine (ns since the epoch) as S3 shows it."""
+    """Returns a time of the engine (ns since the epoch) as S3 shows it."""
     return datetime.fromtimestamp(time_ns / 1e9, UTC)
 
 
 def new_request_id() -> str:
-    """Sixteen hexadecimal digits, as S3's: a number of the process, and one of the request."""
+    """Returns sixteen hexadecimal digits, as S3's: a number of the process, and one of the
+    request."""
     return f"{_PROCESS:08X}{next(_numbers) & 0xFFFFFFFF:08X}"

@@ -1,9 +1,9 @@
-"""A GET whose head comes again byte for byte is not decided anew while all is as it was.
+"""Repeats the answer to a GET whose head comes again byte for byte while everything is as it was.
 
-All that the answer depends on is looked at each time: the head (what is kept is kept with its
+Everything that the answer depends on is checked each time: the head (the answer is kept with its
 bytes), the metadata (their generation: the holder of the key, policies, settings, the object), the
-time (the signature's, and the session's), and the data file. An answer on which a policy or an ACL
-had a say is not kept, for they may ask for what is not in the head: an address, the time of day.
+time (the signature's, and the session's), and the data file. An answer that a policy or an ACL
+influenced is not kept, for they may ask for facts beyond the head: an address, the time of day.
 """
 
 import os
@@ -27,7 +27,7 @@ from s3api.storage.bucket_settings import Settings
 
 
 class Answered(msgspec.Struct):
-    """How a GET was answered."""
+    """The answer to a GET."""
 
     generation: int
     """The generation of the metadata, before anything of them was read."""
@@ -37,17 +37,17 @@ class Answered(msgspec.Struct):
     known: KeyOwner
     settings: Settings
     opened: OpenedObject
-    """Its descriptor is closed."""
+    """The opened object; its descriptor is closed."""
     chosen: ByteRange | None
-    """None: all."""
+    """The range; None: everything."""
     status: int
     headers: Sequence[Field]
     further: Sequence[Field]
 
 
 def repeat(call: Call) -> Response | None:
-    """The answer that an equal request got, where it would get it again; None: it has to be found.
-    Raises OSError, Busy, Unavailable, Corrupt."""
+    """Returns the answer that an equal request got, if it would get it again; None: it has to be
+    found. Raises OSError, Busy, Unavailable, Corrupt."""
     asked = call.asked
     seen = asked.answered
     if not isinstance(seen, Answered):
@@ -66,7 +66,7 @@ def repeat(call: Call) -> Response | None:
 
 
 def _is_same(call: Call, seen: Answered) -> bool:
-    """Whether the metadata say the same as then, though a commit was made."""
+    """Returns whether the metadata are the same as then, though a commit was made."""
     verified, bucket, key = seen.verified, call.bucket.encode(), call.key.encode()
     try:
         same = (
@@ -84,7 +84,7 @@ def _is_same(call: Call, seen: Answered) -> bool:
 def remember(
     call: Call, opened: OpenedObject, chosen: ByteRange | None, response: Response
 ) -> None:
-    """Keep an answer with its head, where it may be given again."""
+    """Keeps an answer with its head, if it may be given again."""
     verified, known = call.verified, call.known
     if verified is None or known is None:
         return
@@ -107,7 +107,7 @@ def remember(
 
 
 def file_range(opened: OpenedObject, chosen: ByteRange | None) -> FileRange:
-    """The body, which closes the descriptor. None: all of the object."""
+    """Returns the body, which closes the descriptor. None: all of the object."""
     fd, offset, length = opened.fd, 0, opened.facts.inode.size
     if chosen is not None:
         offset, length = chosen

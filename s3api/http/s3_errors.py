@@ -5,7 +5,7 @@ their statuses and descriptions follow "List of error codes" of the S3 API refer
 (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html); the model that ships with
 botocore names few of them. Codes which that list lacks but S3 sends, and SDKs know, are marked.
 
-It knows nothing of requests: its readers say what is wrong with one.
+It knows nothing of requests: their readers raise these errors.
 """
 
 import re
@@ -292,11 +292,11 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
 
 
 class S3Error(Exception):
-    """An error that the client is told: `code`, `message`, HTTP `status`.
+    """An error for the client: `code`, `message`, HTTP `status`.
 
     `extra` are further elements of the document (BucketName, Key, ArgumentName, Condition…) in the
-    order given, `headers` go with the response. Message and status are the table's where they are
-    not given; a code that the table does not know needs a status.
+    order given, `headers` go with the response. Message and status default to the table's; a code
+    that the table does not know needs a status.
     """
 
     def __init__(
@@ -318,12 +318,12 @@ class S3Error(Exception):
 
 
 def invalid_argument(name: str, value: str, message: str = "") -> S3Error:
-    """InvalidArgument, with the name and value of the argument in the document."""
+    """Returns InvalidArgument, with the name and value of the argument in the document."""
     return S3Error("InvalidArgument", message, extra={"ArgumentName": name, "ArgumentValue": value})
 
 
 def error_document(error: S3Error, resource: str, request_id: str, host_id: str) -> bytes:
-    """The XML document of an error; `resource` is the path that was asked for."""
+    """Returns the XML document of an error; `resource` is the requested path."""
     fields = {"Code": error.code, "Message": error.message, **error.extra}
     fields |= {"Resource": resource, "RequestId": request_id, "HostId": host_id}
     inner = "".join(f"<{name}>{_text(value)}</{name}>" for name, value in fields.items())
@@ -333,10 +333,10 @@ def error_document(error: S3Error, resource: str, request_id: str, host_id: str)
 def error_response(
     error: S3Error, resource: str, request_id: str, host_id: str
 ) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of the answer to a request that failed.
+    """Returns status, headers and body of the answer to a failed request.
 
-    The body is empty where HTTP allows none (304). For HEAD the caller leaves it out: Content-
-    Length is the server's to say.
+    The body is empty if HTTP allows none (304). For HEAD the caller leaves it out: Content-Length
+    is the server's to say.
     """
     headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
     if error.status == 304:

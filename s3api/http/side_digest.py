@@ -1,8 +1,8 @@
 """A digest that is computed in a thread of its own while its bytes are written.
 
-MD5 takes longer than receiving, all other digests and the write together. Beside them it is what
-one body waits for alone; where as many bodies come as there are processors, threads of their own
-would only change places with each other.
+MD5 takes longer than receiving, all other digests and the write together. Computed beside them it
+is all that one body waits for; with as many bodies as processors, threads of their own would only
+displace each other.
 """
 
 import os
@@ -29,8 +29,8 @@ class Hashing:
 
     @contextmanager
     def body(self) -> Iterator["Beside | None"]:
-        """Lends a thread to one large body; None: others need the processors. Called in the event
-        loop."""
+        """Lends a thread to one large body; None: others need the processors. To be called in the
+        event loop."""
         self._under_way += 1
         try:
             yield Beside(self._executor) if self._under_way <= self._most else None
@@ -46,13 +46,13 @@ class Beside:
         self._step: Future[None] | None = None
 
     def update(self, hasher: Hasher, parts: Sequence[memoryview]) -> None:
-        """Take the next bytes, when those before them were; their buffer may be reused after the
-        next call, or after `wait`. Any thread."""
+        """Takes the next bytes, after the ones before; their buffer may be reused after the next
+        call, or after `wait`. Any thread."""
         self.wait()
         self._step = self._executor.submit(_update, hasher, parts)
 
     def wait(self) -> None:
-        """Until all has been taken; a buffer's worth at most. Any thread."""
+        """Waits until all has been taken: a buffer's worth at most. Any thread."""
         if self._step is not None:
             self._step.result()
             self._step = None

@@ -42,10 +42,10 @@ ResourceAddress = tuple[str | None, str | None]
 
 
 def split_target(target: bytes) -> tuple[bytes, dict[str, str]]:
-    """The raw path and the decoded query parameters of a request target.
+    """Returns the raw path and the decoded query parameters of a request target.
 
-    Where a parameter is repeated its first value counts. `+` in a query is a space, as in forms.
-    Raises InvalidURI.
+    The first value of a repeated parameter counts. `+` in a query is a space, as in forms. Raises
+    InvalidURI.
     """
     path, _, query = target.partition(b"?")
     parameters: dict[str, str] = {}
@@ -61,10 +61,10 @@ def split_target(target: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 def address(path: bytes, host: str, domains: tuple[str, ...]) -> ResourceAddress:
-    """Bucket and key of a raw path, for a request to `host` (the Host header as it came).
+    """Returns bucket and key of a raw path, for a request to `host` (the Host header as it came).
 
-    A host that is a subdomain of one of `domains` names the bucket (virtual-hosted addressing),
-    any other host leaves it to the path. Raises InvalidURI and KeyTooLongError.
+    A host that is a subdomain of one of `domains` names the bucket (virtual-hosted addressing), any
+    other host leaves it to the path. Raises InvalidURI and KeyTooLongError.
     """
     if not path.startswith(b"/"):
         raise S3Error("InvalidURI")
@@ -86,7 +86,7 @@ def address(path: bytes, host: str, domains: tuple[str, ...]) -> ResourceAddress
 
 @functools.lru_cache(_HOSTS)
 def bucket_of_host(host: str, domains: tuple[str, ...]) -> str | None:
-    """The bucket that a Host header names under one of `domains`, None where it names none."""
+    """Returns the bucket that a Host header names under one of `domains`, None if it names none."""
     name = host.lower()
     if not name.endswith("]"):  # an IPv6 address without a port has colons of its own
         name = name.rsplit(":", 1)[0] if ":" in name else name
@@ -102,7 +102,7 @@ def bucket_of_host(host: str, domains: tuple[str, ...]) -> str | None:
 
 
 def decode(raw: bytes) -> str:
-    """Percent-decode once. Raises InvalidURI for an escape or UTF-8 that is none."""
+    """Percent-decodes once. Raises InvalidURI for an invalid escape or invalid UTF-8."""
     if b"%" in raw:
         if _IN_ESCAPE.search(raw):
             raise S3Error("InvalidURI")
@@ -114,7 +114,7 @@ def decode(raw: bytes) -> str:
 
 
 def is_bucket_name(name: str) -> bool:
-    """Whether S3's naming rules allow a bucket of this name."""
+    """Returns whether S3's naming rules allow a bucket of this name."""
     return (
         _BUCKET.match(name) is not None
         and not name.startswith(_RESERVED_STARTS)
@@ -130,10 +130,10 @@ def check_bucket_name(name: str) -> None:
 
 
 def with_hoisted(headers: Mapping[bytes, bytes], query: Mapping[str, str]) -> Mapping[bytes, bytes]:
-    """The headers of a request with those that presigning of version 4 moved into its query, as
-    some SDKs do with every x-amz- header; one that was sent as a header wins. Version 2 signs other
-    ones: `auth.authenticate.hoisted`. Only for a query whose signature is verified: nothing vouches
-    for another.
+    """Returns the headers of a request with those that presigning of version 4 moved into its
+    query, as some SDKs do with every x-amz- header; one that was sent as a header wins. Version 2
+    signs other ones: `auth.authenticate.hoisted`. Only for a query whose signature is verified:
+    nothing vouches for another.
 
     Raises InvalidArgument for a value that no header could have.
     """

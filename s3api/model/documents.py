@@ -1,8 +1,8 @@
 """The documents that requests carry, compiled from the model's shapes into small functions.
 
 A document has the root element that the operation names, with any namespace or none. Elements that
-a structure does not have are passed over, as S3 does; one that is there twice, lacks what the shape
-requires, or holds another value than its type or enumeration allows makes it malformed.
+a structure does not have are passed over, as S3 does; an element that occurs twice, lacks what the
+shape requires, or holds another value than its type or enumeration allows makes it malformed.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,13 +33,13 @@ TakePayload = Callable[[dict[str, Any], bytes], None]
 
 
 def body_limit(operation: str) -> int:
-    """The most bytes that the document of a request may have."""
+    """Returns the most bytes that the document of a request may have."""
     return LIST_LIMIT_BYTES if operation in _LISTS else DOCUMENT_LIMIT_BYTES
 
 
 def payload_reader(operation: Operation, shapes: Mapping[str, Shape]) -> TakePayload | None:
-    """The function that adds the members of a request's body to the others; None where there are
-    none to add: the operation has no body, or one that streams. It raises S3Error."""
+    """Returns the function that adds the members of a request's body to the others; None if there
+    are none to add: the operation has no body, or one that streams. It raises S3Error."""
     shape = operation.input
     error = "MalformedACLError" if operation.name in _ACL_OPERATIONS else "MalformedXML"
     if not shape.payload:

@@ -1,7 +1,7 @@
 """The bodies of browser uploads: multipart/form-data (RFC 7578), as it comes.
 
-The fields before the file are small and gathered; the file itself is only found: views of it go to
-whoever writes it. What follows the file is passed over, as S3 does. No I/O here.
+The fields before the file are small and gathered; the file itself is only found: its writer gets
+views of it. Bytes after the file are passed over, as S3 does. No I/O here.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from s3api.http.s3_errors import S3Error
 
 FIELDS_BYTES: Final = 64 << 10
-"""The most that may stand before the file's bytes."""
+"""Most bytes before the file's."""
 _FIELDS: Final = 1000
 _FILE: Final = "file"
 _is_boundary: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]").fullmatch
@@ -23,7 +23,7 @@ _ESCAPED: Final = re.compile(r'\\(["\\])')
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    """The boundary that a Content-Type names. Raises MalformedPOSTRequest."""
+    """Returns the boundary that a Content-Type names. Raises MalformedPOSTRequest."""
     header = Message()
     header["content-type"] = content_type.decode("latin-1")
     boundary = header.get_param("boundary")
@@ -48,9 +48,9 @@ class Fields:
         """Behind the last delimiter; 0: before the first."""
 
     def feed(self, data: Buffer, end: int) -> int | None:
-        """The position in `data` where the file begins, of which the first `end` bytes have come;
-        None: go on. Call with the same data and what has come behind it. Raises
-        MalformedPOSTRequest, IncorrectNumberOfFilesInPostRequest,
+        """Returns the position in `data` where the file begins, of which the first `end` bytes have
+        come; None: go on. To be called again with the same data and the bytes that have come behind
+        it. Raises MalformedPOSTRequest, IncorrectNumberOfFilesInPostRequest,
         MaxPostPreDataLengthExceededError."""
         while (file := self._part(data, end)) is None:
             pass
@@ -59,7 +59,8 @@ class Fields:
         return None if file < 0 else file
 
     def _part(self, data: Buffer, end: int) -> int | None:
-        """Take the next part: where the file begins, -1 where it is not all there, None: taken."""
+        """Takes the next part: returns where the file begins, -1 if it is incomplete, None:
+        taken."""
         if not self._at:
             return self._begin(data, end)
         at = self._at
@@ -98,12 +99,12 @@ class Fields:
 
 
 def put_file_name(key: str, file_name: str) -> str:
-    """The key with the uploaded file's name, without its directories, for `${filename}`."""
+    """Returns the key with the uploaded file's name, without its directories, for `${filename}`."""
     return key.replace("${filename}", re.split(r"[/\\]", file_name)[-1])
 
 
 def _disposition(head: bytes) -> tuple[str, str]:
-    """Name of a part in lower case, and name of its file."""
+    """Returns the name of a part in lower case, and the name of its file."""
     for line in _text(head).split("\r\n"):
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-disposition":

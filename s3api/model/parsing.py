@@ -1,11 +1,11 @@
 """Parses a request into the members of its operation's input, by name and typed.
 
 For each operation the model's shapes are compiled once into small functions. Members are what
-botocore's users write: `parse` is the inverse of botocore's serialiser, but for a payload that
+botocore's users write: `parse` is the inverse of botocore's serialiser, except for a payload that
 streams (`Body`), which stays with the connection.
 
-Header values are Latin-1 strings, whatever their bytes: what a client sent, be it UTF-8, goes back
-to it unchanged.
+Header values are Latin-1 strings, whatever their bytes: a value that a client sent, even UTF-8,
+goes back to it unchanged.
 
 Errors are S3's: InvalidArgument for members in the query or a header (or the code that S3 has for
 that header), MalformedXML for members in the document (MalformedACLError for ACLs).
@@ -116,7 +116,7 @@ class RequestParser:
         query: Mapping[str, str],
         headers: Mapping[bytes, bytes],
     ) -> dict[str, Any]:
-        """All members but those of a document."""
+        """Returns all members but those of a document."""
         members: dict[str, Any] = {}
         for name, wire in self.uri:
             members[name] = bucket if wire == "Bucket" else key
@@ -139,7 +139,7 @@ class RequestParser:
         return members
 
     def take_document(self, members: dict[str, Any], body: bytes) -> None:
-        """Add the members of the document, where the operation has one."""
+        """Adds the members of the document, if the operation has one."""
         if self.payload is not None:
             if len(body) > body_limit(self.operation):
                 raise S3Error("MaxMessageLengthExceeded")
@@ -157,11 +157,12 @@ def parse(
     headers: Mapping[bytes, bytes],
     body: bytes = b"",
 ) -> dict[str, Any]:
-    """The members of a request: strings, integers, booleans, aware datetimes, lists and dicts.
+    """Returns the members of a request: strings, integers, booleans, aware datetimes, lists and
+    dicts.
 
     `query` and the key are decoded, `headers` have lower-case names. `body` is the whole document
-    of an operation that has one (at most `body_limit` bytes), and passed over where it streams.
-    Absent members are absent. Raises S3Error.
+    of an operation that has one (at most `body_limit` bytes), and ignored if it streams. Absent
+    members are absent. Raises S3Error.
     """
     found = parser(operation)
     members = found.parse(bucket, key, query, headers)
@@ -171,7 +172,7 @@ def parse(
 
 @functools.cache
 def parser(operation: str) -> RequestParser:
-    """The parser of an operation of the model. Raises KeyError for another name."""
+    """Returns the parser of an operation of the model. Raises KeyError for another name."""
     model = service()
     return RequestParser(model.operations[operation], model.shapes)
 

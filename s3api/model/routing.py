@@ -5,9 +5,9 @@ selectors: the fixed parameters of its URI (`acl`, `list-type=2`), the query par
 requires (`uploadId`) and, for copies, the header `x-amz-copy-source`. The one with most selectors
 present wins.
 
-Invariant: a request for one thing never gets another. A parameter that names an operation, of
-whatever scope or of another server, is never passed over; nor are a version, and headers that the
-answer shall have. Parameters that name nothing (`v=2`, `utm_source`) are, as S3 does.
+Invariant: a request for one thing never gets another. A parameter that names an operation, of any
+scope or of another server, is never passed over; nor are a version, and headers that the answer
+shall have. Parameters that name nothing (`v=2`, `utm_source`) are, as S3 does.
 """
 
 import functools
@@ -46,7 +46,7 @@ _RESPONSE: Final = "response-"
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One operation of a method and scope, with what tells it from its neighbours."""
+    """One operation of a method and scope, with the selectors that tell it from its neighbours."""
 
     name: str
     fixed: dict[str, str]
@@ -99,7 +99,7 @@ class Routes:
         self._parameters |= taken
 
     def find(self, method: str, scope: str, query: Mapping[str, str], copies: bool) -> str:
-        """The operation's name. Raises as `route` says."""
+        """Returns the operation's name. Raises what `route` raises."""
         names = query.keys()
         if elsewhere := names & self._elsewhere[scope]:
             raise S3Error("NotImplemented", extra={"Header": min(elsewhere)})
@@ -120,14 +120,14 @@ class Routes:
         raise self._refusal(method, scope, query, asked)
 
     def knows(self, name: str) -> bool:
-        """Whether a parameter of this name means anything."""
+        """Returns whether a parameter of this name means anything."""
         known = name in self._parameters or name in self._every
         return known or name.startswith(_RESPONSE)
 
     def _refusal(
         self, method: str, scope: str, query: Mapping[str, str], asked: Set[str]
     ) -> S3Error:
-        """Why no operation answers, though S3 has the parameters."""
+        """Returns why no operation answers, though S3 has the parameters."""
         routes = self._table.get((method, scope), [])
         for found in routes:
             for name, value in found.fixed.items():
@@ -151,7 +151,7 @@ def route(
     query: Mapping[str, str],
     headers: Mapping[bytes, bytes],
 ) -> str:
-    """The name of the operation that a request asks for: one of the model's, POST_OBJECT or
+    """Returns the name of the operation that a request asks for: one of the model's, POST_OBJECT or
     OPTIONS_OBJECT. `headers` have lower-case names.
 
     Raises NotImplemented for a sub-resource that the address does not have, MethodNotAllowed for
@@ -170,7 +170,7 @@ def route(
 
 @functools.cache
 def routes() -> Routes:
-    """The table of the installed model."""
+    """Returns the table of the installed model."""
     return Routes(service())
 
 

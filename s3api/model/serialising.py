@@ -91,30 +91,30 @@ class Serialiser:
 
 
 def serialise(operation: str, result: Mapping[str, Any]) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of an answer. `result` has botocore's members; None is absent, and
-    a payload that streams is passed over: its body is the caller's.
+    """Returns status, headers and body of an answer. `result` has botocore's members; None is
+    absent, and a payload that streams is passed over: its body is the caller's.
 
-    A document begins with errors.DECLARATION: where an answer must begin before it is known, that
-    and white space may be sent first, then the rest of the document.
+    A document begins with errors.DECLARATION: an answer that must begin before it is known may send
+    that and white space first, then the rest of the document.
     """
     return serialiser(operation).serialise(result)
 
 
 @functools.cache
 def serialiser(operation: str) -> Serialiser:
-    """The serialiser of an operation of the model. Raises KeyError for another name."""
+    """Returns the serialiser of an operation of the model. Raises KeyError for another name."""
     model = service()
     return Serialiser(model.operations[operation], model)
 
 
 def url_encode(text: str) -> str:
-    """A key, prefix, delimiter or marker as `encoding-type=url` has it: `/` and what a URL leaves
-    alone stay."""
+    """Returns a key, prefix, delimiter or marker in the form of `encoding-type=url`: `/` and
+    characters that a URL leaves alone stay."""
     return quote(text, safe="/-_.~*")
 
 
 def root_of(operation: str) -> str:
-    """The root element of an operation's document."""
+    """Returns the root element of an operation's document."""
     return _root(service().operations[operation], service())
 
 
@@ -152,7 +152,7 @@ def _payload_document(
 
 
 def _location_document(root: str) -> Callable[[Mapping[str, Any]], bytes]:
-    """The one document whose root holds the text itself."""
+    """Returns the one document whose root holds the text itself."""
 
     def write(result: Mapping[str, Any]) -> bytes:
         region = escape_text(result.get("LocationConstraint") or "")
@@ -216,7 +216,8 @@ def _list_writer(
 
 
 def _attributes_writer(member: ShapeMember, shape: Shape) -> Write:
-    """The namespace of a structure that has one of its own, and its attributes (xsi:type)."""
+    """Returns the namespace of a structure that has one of its own, and its attributes
+    (xsi:type)."""
     namespace = member.xml_namespace or shape.xml_namespace
     named = {n: m.location_name for n, m in shape.members.items() if m.xml_attribute}
     if not named:

@@ -31,7 +31,7 @@ class XmlNamespace(msgspec.Struct, frozen=True):
 
 
 class ShapeMember(msgspec.Struct, frozen=True, rename="camel"):
-    """A member of a structure, or of a list: its shape and where it travels.
+    """A member of a structure, or of a list: its shape and its location.
 
     `location` is uri, querystring, header, headers (a prefix) or, in the body, empty.
     """
@@ -97,8 +97,8 @@ class Operation(msgspec.Struct, frozen=True):
     """One operation with its HTTP binding.
 
     `scope` is what it addresses: "service", "bucket" or "key". `query` holds the fixed parameters
-    of its URI (their value empty where they have none). `body_root` names the root element of the
-    request where the operation's input is itself the document.
+    of its URI (their value empty if they have none). `body_root` names the root element of the
+    request if the operation's input is itself the document.
     """
 
     name: str
@@ -126,9 +126,9 @@ class ServiceModel:
 
 @functools.cache
 def service() -> ServiceModel:
-    """The model; the first call reads it from the installed botocore.
+    """Returns the model; the first call reads it from the installed botocore.
 
-    Raises ModuleNotFoundError without botocore, FileNotFoundError where it lacks the model.
+    Raises ModuleNotFoundError without botocore, FileNotFoundError if it lacks the model.
     """
     return ServiceModel(msgspec.json.decode(_read(), type=_Model))
 

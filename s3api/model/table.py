@@ -1,4 +1,4 @@
-"""The table of operations for the documents: each operation of S3 with what becomes of it."""
+"""The table of operations for the documents: each operation of S3 and its treatment."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -21,8 +21,9 @@ _TWINS: Final = {
 def operations_table(
     supported: Collection[str], refused: Mapping[str, str] | None = None
 ) -> list[tuple[str, str]]:
-    """Each operation's name, in order, and "supported" or the error that it gets: NotImplemented
-    unless `refused` names another. Raises ValueError for a name that S3 does not have."""
+    """Returns each operation's name, in order, and "supported" or the error that it gets:
+    NotImplemented unless `refused` names another. Raises ValueError for a name that S3 does not
+    have."""
     names = {*service().operations, POST_OBJECT, OPTIONS_OBJECT}
     other = refused or {}
     if unknown := ({*supported} | other.keys()) - names:
@@ -31,7 +32,7 @@ def operations_table(
 
 
 def markdown_table(rows: list[tuple[str, str]]) -> str:
-    """The table as the documents have it."""
+    """Returns the table as the documents have it."""
     lines = ["| operation | |", "|---|---|", *(f"| `{name}` | {fate} |" for name, fate in rows)]
     return "\n".join(lines) + "\n"
 

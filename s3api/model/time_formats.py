@@ -18,7 +18,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_timestamp(text: str) -> datetime:
-    """A time in any of the three forms, whichever was asked for: clients mix them. Raises
+    """Returns a time in any of the three forms, whichever was asked for: clients mix them. Raises
     ValueError."""
     text = text.strip()
     if found := _ISO.match(text):
@@ -37,13 +37,14 @@ def parse_timestamp(text: str) -> datetime:
 
 
 def iso8601(time: datetime) -> str:
-    """As documents have it, with milliseconds: 2009-10-12T17:50:30.000Z."""
+    """Formats a time for documents, with milliseconds: 2009-10-12T17:50:30.000Z."""
     time = time.astimezone(UTC)
     return f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03d}Z".rjust(24, "0")
 
 
 def http_date(time: datetime) -> str:
-    """As headers have it (RFC 9110, 5.6.7), whatever the locale: Mon, 12 Oct 2009 17:50:30 GMT."""
+    """Formats a time for headers (RFC 9110, 5.6.7), whatever the locale: Mon, 12 Oct 2009 17:50:30
+    GMT."""
     time = time.astimezone(UTC)
     day, month = _DAYS[time.weekday()], _MONTHS[time.month - 1]
     return f"{day}, {time.day:02d} {month} {time.year:04d} {time:%H:%M:%S} GMT"

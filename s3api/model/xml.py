@@ -1,9 +1,9 @@
-"""Reading an XML document into a tree, within bounds, and escaping what is written into one.
+"""Reads an XML document into a tree, within bounds, and escapes text for one.
 
 expat does the parsing. A document type is refused before any of its declarations is read, and with
-it every entity but the five that XML has; what is nested deeper or holds more elements than any
-request of S3 needs is refused as soon as it shows. Namespaces are left aside: S3 takes documents
-with and without them.
+it every entity but the five that XML has; a document that is nested deeper or holds more elements
+than any request of S3 needs is refused as soon as that shows. Namespaces are left aside: S3 takes
+documents with and without them.
 """
 
 import re
@@ -33,7 +33,7 @@ class Element:
 
 
 def read_xml(document: bytes) -> Element:
-    """The root of a document. Raises MalformedXML."""
+    """Returns the root of a document. Raises MalformedXML."""
     builder = _Builder()
     parser = expat.ParserCreate()
     parser.buffer_text = True
@@ -87,12 +87,12 @@ def _local(name: str) -> str:
 
 
 def escape_text(text: str) -> str:
-    """Text as content of an element, so that what was written is read back."""
+    """Returns text as content of an element, so that it is read back unchanged."""
     return text if _PLAIN(text) else _SPECIAL.sub(_reference, text)
 
 
 def escape_attribute(text: str) -> str:
-    """Text as the value of an attribute in double quotes."""
+    """Returns text as the value of an attribute in double quotes."""
     return text if _PLAIN(text) else _SPECIAL_IN_ATTRIBUTE.sub(_reference, text)
 
 

@@ -1,6 +1,6 @@
 """The operations: a module for each group of verbs, `Call` in, response out.
 
-A handler finds its parameters parsed and its caller allowed. What it raises becomes S3's error.
+A handler finds its parameters parsed and its caller allowed. Its exceptions become S3's errors.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ SPECIAL: Final[dict[str, Handler]] = {
     POST_OBJECT: post_object.post_object,
     STS: sts.answer,
 }
-"""These are asked by nobody, or find out themselves by whom."""
+"""Operations whose caller is nobody, or that find out themselves who it is."""
 
 OF_EXISTING_OBJECTS: Final = frozenset(
     (
@@ -90,10 +90,10 @@ OF_EXISTING_OBJECTS: Final = frozenset(
         "RestoreObject",
     )
 )
-"""Whether they are allowed may depend on the object's own ACL and tags."""
+"""Operations whose permission may depend on the object's own ACL and tags."""
 
 OPEN: Final = frozenset(("DeleteObjects", "CopyObject", "UploadPartCopy"))
-"""These ask for permission themselves: for each object, or for two."""
+"""Operations that ask for permission themselves: for each object, or for two."""
 
 BEFORE_DOCUMENT: Final[dict[str, Callable[[Call], None]]] = {
     "DeleteObjects": delete_objects.refuse_strangers

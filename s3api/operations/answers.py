@@ -13,19 +13,19 @@ from s3api.rules.checksums import ALGORITHMS, Algorithm
 
 
 def answer(call: Call, result: Mapping[str, Any] | None = None) -> Response:
-    """The operation's answer with these members, as botocore names them."""
+    """Returns the operation's answer with these members, as botocore names them."""
     status, headers, document = serialise(call.operation, result or {})
     return Response(status, headers, None if status == 204 else document)
 
 
 def stored_headers(kept: Mapping[str, str], key: str) -> dict[str, str]:
-    """The headers that GET and HEAD give for what is said about an object."""
+    """Returns the headers of GET and HEAD for an object's metadata."""
     raw = {f"user.s3.{name}".encode(): value.encode() for name, value in kept.items()}
     return metadata.headers(raw, key)
 
 
 def metadata_of(call: Call) -> dict[str, str]:
-    """The metadata in a request's headers for the object that it makes. Raises S3Error."""
+    """Returns the metadata in a request's headers for the object that it makes. Raises S3Error."""
     found = metadata.attributes(call.headers())
     return {
         name.removeprefix(b"user.s3.").decode(): value.decode("utf-8", "replace")
@@ -34,12 +34,13 @@ def metadata_of(call: Call) -> dict[str, str]:
 
 
 def checksum_name(algorithm: Algorithm) -> str:
-    """Under which an object's checksum is kept."""
+    """Returns the name under which an object's checksum is kept."""
     return f"checksum.{algorithm.name.lower()}"
 
 
 def checksum_members(kept: Mapping[str, str]) -> dict[str, str]:
-    """The checksum that is kept with an object, as botocore names it; empty where there is none."""
+    """Returns the checksum that is kept with an object, as botocore names it; empty if there is
+    none."""
     found = {
         each.member: kept[checksum_name(each)]
         for each in ALGORITHMS.values()
@@ -49,5 +50,5 @@ def checksum_members(kept: Mapping[str, str]) -> dict[str, str]:
 
 
 def encoded(value: object) -> str:
-    """The form in which a document is kept with an object."""
+    """Returns the form in which a document is kept with an object."""
     return msgspec.json.encode(value).decode()

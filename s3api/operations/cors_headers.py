@@ -9,7 +9,7 @@ from s3api.storage.bucket_settings import CORS
 
 
 async def preflight(call: Call) -> Response:
-    """The answer to OPTIONS, which nobody signs. Raises S3Error."""
+    """Returns the answer to OPTIONS, which nobody signs. Raises S3Error."""
     told = cors.preflight(
         call.settings.get(CORS),
         _header(call, b"origin"),
@@ -20,8 +20,8 @@ async def preflight(call: Call) -> Response:
 
 
 def headers(call: Call) -> Headers:
-    """The headers to add to the answer to a request that names its origin, be it an error. Never
-    raises."""
+    """Returns the headers to add to the answer to a request that names its origin, even an error.
+    Never raises."""
     origin = _header(call, b"origin")
     try:
         rules = call.settings.get(CORS) if call.bucket else None

@@ -14,11 +14,11 @@ FATES: Final[Mapping[str, str]] = {
     "PutBucketEncryption": "AES256 where the storage is encrypted, else NotImplemented",
     "RestoreObject": "InvalidObjectState: nothing is archived",
 }
-"""The fates of operations that have a handler and are not supported all the same."""
+"""The treatment of operations that have a handler and yet are not supported."""
 
 
 def table() -> str:
-    """Each operation of S3 with what becomes of it here, in Markdown."""
+    """Returns each operation of S3 with its treatment here, in Markdown."""
     served = {*HANDLERS, *SPECIAL} - {STS} - FATES.keys()
     return markdown_table(operations_table(served, FATES))
 

@@ -1,12 +1,12 @@
-"""Operations that take as long as their bytes do: copies, completions, checksums of whole objects.
+"""Operations whose time grows with their bytes: copies, completions, checksums of whole objects.
 
 They have threads of their own, so that short ones never wait behind them, and a deadline in
-proportion to their bytes, looked at after each piece (64 MiB at most).
+proportion to their bytes, checked after each piece (64 MiB at most).
 
 An answer that takes longer than _PATIENCE_S begins before it is known: status 200, then a space now
 and then, which XML allows between its declaration and the document, then the result or the error.
-SDKs read errors of these operations from answers with status 200. Facts that would stand in the
-head, as the id of the new version, are not told then.
+SDKs read errors of these operations from answers with status 200. Facts for the head, such as the
+id of the new version, are not told then.
 """
 
 import time
@@ -23,34 +23,33 @@ from s3api.http.s3_errors import DECLARATION, S3Error, error_response
 from s3api.operations.answers import answer
 
 _WAITING: Final = 256
-"""Calls that wait for a thread; further ones are refused."""
+"""Calls that may wait for a thread; further ones are refused."""
 _SHORT_BYTES: Final = 4 << 20
 """Bytes up to which an operation is done beside the short steps."""
 _DEADLINE_S: Final = 60.0
 _LEAST_BYTES_S: Final = 1 << 20
-"""The rate that is left for each where a slow disk copies for the threads of all workers at
-once."""
+"""The rate that is left for each when a slow disk copies for the threads of all workers at once."""
 _PATIENCE_S: Final = 5.0
 _SPACE_S: Final = 5.0
 
 
 class WorkPace:
-    """Whether work may go on: `begin` at its beginning, `step` after each of its pieces."""
+    """Tells whether work may go on: `begin` at its beginning, `step` after each of its pieces."""
 
     def __init__(self) -> None:
         self._deadline = 0.0
         self._abandoned = False
 
     def begin(self, size: int) -> None:
-        """So many bytes are to be moved, from now on."""
+        """Notes that so many bytes are to be moved, from now on."""
         self._deadline = time.monotonic() + _DEADLINE_S + size / _LEAST_BYTES_S
 
     def abandon(self) -> None:
-        """Nobody waits for it any more; any thread."""
+        """Notes that nobody waits for it any more; any thread."""
         self._abandoned = True
 
     def step(self, _: int) -> None:
-        """Raises Unavailable where the work is to end. Takes the bytes moved so far, which decide
+        """Raises Unavailable if the work is to end. Takes the bytes moved so far, which decide
         nothing."""
         if self._abandoned:
             raise Unavailable("nobody waits for it any more")
@@ -59,17 +58,17 @@ class WorkPace:
 
 
 Step = Callable[[WorkPace], Mapping[str, Any]]
-"""Blocking; the members of the answer."""
+"""Does the work, blocking, and returns the members of the answer."""
 
 
 async def answer_lasting(
     call: Call, step: Step, size: int | None = None, *, outlives_client: bool = False
 ) -> Response:
-    """The answer to work on about `size` bytes; None: not known. Raises SlowDown, and what the work
-    raises in time.
+    """Returns the answer to work on about `size` bytes; None: not known. Raises SlowDown, and
+    exceptions of the work in time.
 
-    Cancelled, or where the client goes away: the work ends at its next piece; with
-    `outlives_client` at its end, since who asks again wants the same answer."""
+    Cancelled, or if the client goes away: the work ends at its next piece; with `outlives_client`
+    at its end, since a repeated request wants the same answer."""
     work = _Work(step)
     if size is not None and size <= _SHORT_BYTES:
         await call.blocking(work.do)
@@ -107,7 +106,7 @@ class _Work:
             self._error = error
 
     async def attend(self, limiter: trio.CapacityLimiter) -> None:
-        """The task. Cancelled: at the end of the work, where that has begun."""
+        """Runs the task. Cancelled: at the end of the work, if that has begun."""
         try:
             await trio.to_thread.run_sync(self.do, limiter=limiter)
         except RuntimeError as error:  # no thread can be had: nobody else's request ends with this
@@ -116,18 +115,18 @@ class _Work:
             self._done.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Whether it is done by then."""
+        """Returns whether it is done by then."""
         with trio.move_on_after(seconds):
             await self._done.wait()
         return self._done.is_set()
 
     def leave(self, outlives_client: bool) -> None:
-        """The client waits no more."""
+        """Notes that the client waits no more."""
         if not outlives_client:
             self._pace.abandon()
 
     def result(self) -> Mapping[str, Any]:
-        """Raises what the step raised."""
+        """Returns the result, or raises what the step raised."""
         if self._error is not None:
             raise self._error
         return self._result

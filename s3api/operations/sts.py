@@ -1,8 +1,8 @@
 """Temporary credentials for jobs: AssumeRole, GetSessionToken and GetCallerIdentity of AWS STS.
 
-`POST /` with a form, signed for the service `sts`, on the same endpoint. There are no roles: what
-AssumeRole gives acts as the user who asked for it, until it expires, and with a `Policy` within
-that; the RoleArn says nothing. Parameters and answers follow botocore's model of STS
+`POST /` with a form, signed for the service `sts`, on the same endpoint. There are no roles: the
+credentials of AssumeRole act as the user who asked for them, until they expire, and with a `Policy`
+within that; the RoleArn means nothing. Parameters and answers follow botocore's model of STS
 (data/sts/2011-06-15).
 """
 
@@ -47,7 +47,7 @@ Members = Mapping[str, "str | Members"]
 
 
 async def answer(call: Call) -> Response:
-    """The answer, or STS's own form of an error."""
+    """Returns the answer, or STS's own form of an error."""
     try:
         form = await _form(call)
         action = form.get("Action", "")
@@ -65,7 +65,7 @@ async def answer(call: Call) -> Response:
 
 
 async def _form(call: Call) -> Mapping[str, str]:
-    """The parameters, once it is clear who signed them. Raises S3Error."""
+    """Returns the parameters, once their signer is known. Raises S3Error."""
     try:
         body = await call.body.read(_FORM_BYTES)
     except BodyTruncated:

@@ -1,8 +1,8 @@
-"""Checksums of bodies: what a request asks for, the computation, and S3's verdicts.
+"""Checksums of bodies: those that a request asks for, their computation, and S3's verdicts.
 
 Values travel as base64 of the big-endian digest. A FULL_OBJECT value is of the whole body; the
-COMPOSITE value of a multipart upload is the hash of its parts' digests, written `base64-N`. Which
-algorithm knows which type:
+COMPOSITE value of a multipart upload is the hash of its parts' digests, written `base64-N`. The
+algorithms of each type:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html.
 
 Everything runs in C over the caller's buffer; measured on one core: CRC32C and CRC64NVME 57 GB/s,
@@ -26,7 +26,7 @@ from s3api.rules import etag
 FULL_OBJECT: Final = "FULL_OBJECT"
 COMPOSITE: Final = "COMPOSITE"
 DEFAULT: Final = "CRC64NVME"
-"""The algorithm that S3 uses where the client names none."""
+"""The algorithm that S3 uses if the client names none."""
 
 _PREFIX: Final = "x-amz-checksum-"
 _OTHER_HEADERS: Final = frozenset({_PREFIX + "algorithm", _PREFIX + "mode", _PREFIX + "type"})
@@ -115,7 +115,7 @@ class StoredChecksum:
 @dataclass(frozen=True, slots=True)
 class WantedChecksum:
     """The checksum that a request wants computed: `expected` the digest that its header names,
-    `trailer` the name of the trailer that will name it; neither where S3 computes for itself."""
+    `trailer` the name of the trailer that will name it; neither if S3 computes it for itself."""
 
     algorithm: Algorithm
     expected: bytes | None = None
@@ -123,7 +123,7 @@ class WantedChecksum:
 
 
 def algorithm(name: str) -> Algorithm:
-    """The algorithm of that name, in any case of letters. Raises InvalidRequest."""
+    """Returns the algorithm of that name, in any case of letters. Raises InvalidRequest."""
     found = ALGORITHMS.get(name.upper())
     if found is None:
         raise _invalid(
@@ -134,7 +134,7 @@ def algorithm(name: str) -> Algorithm:
 
 
 def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> WantedChecksum:
-    """The checksum that a PUT or UploadPart with these headers (names in lower case) wants;
+    """Returns the checksum that a PUT or UploadPart with these headers (names in lower case) wants;
     `fallback` names the algorithm of the upload or the bucket. Raises InvalidRequest, BadDigest."""
     given = [name for name in headers if name.startswith(_PREFIX) and name not in _OTHER_HEADERS]
     trailer = headers.get("x-amz-trailer", "").strip().lower()
@@ -154,12 +154,12 @@ def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> WantedChecksu
 
 
 def encode(digest: bytes) -> str:
-    """The base64 form of a digest."""
+    """Returns the base64 form of a digest."""
     return base64.b64encode(digest).decode("ascii")
 
 
 def decode(value: str, digest_bytes: int) -> bytes | None:
-    """The digest of `digest_bytes` bytes that `value` encodes, or None."""
+    """Returns the digest of `digest_bytes` bytes that `value` encodes, or None."""
     try:
         digest = base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
@@ -168,7 +168,7 @@ def decode(value: str, digest_bytes: int) -> bytes | None:
 
 
 def content_md5(value: str | None) -> bytes | None:
-    """The digest of a Content-MD5 header, None without one. Raises InvalidDigest."""
+    """Returns the digest of a Content-MD5 header, None without one. Raises InvalidDigest."""
     if value is None:
         return None
     digest = decode(value.strip(), 16)
@@ -183,7 +183,7 @@ def content_md5(value: str | None) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """The digests of a received body: size in bytes, tag without quotes (empty where none was asked
+    """The digests of a received body: size in bytes, tag without quotes (empty if none was asked
     for), checksum, and the one that was computed besides."""
 
     size: int
@@ -193,10 +193,10 @@ class Digests:
 
 
 class FirstPass:
-    """Computes all that a body needs while it is received, each view read once.
+    """Computes everything that a body needs while it is received, each view read once.
 
-    `content_sha256` is the payload's digest in hexadecimal where the signature covers it, else
-    None; `content_md5` the digest of that header; `size` the announced number of bytes, if known;
+    `content_sha256` is the payload's digest in hexadecimal if the signature covers it, else None;
+    `content_md5` the digest of that header; `size` the announced number of bytes, if known;
     `besides` another algorithm to compute. For an ETag: `tag`.
     """
 
@@ -250,8 +250,8 @@ class FirstPass:
             self.slow = self._md5 = hashlib.md5(usedforsecurity=False)
 
     def tag(self, *, fast: bool) -> None:
-        """Call before the first bytes: the body gets an ETag, with `fast` one that is no MD5 where
-        that would take long."""
+        """Gives the body an ETag, with `fast` one that is no MD5 if that would take long; to be
+        called before the first bytes."""
         hashed = self._md5 is not None or self._wanted.algorithm.combine is None
         if fast and not etag.wants_md5(self._size, hashed=hashed):
             self._xxh3 = xxhash.xxh3_128()
@@ -260,19 +260,19 @@ class FirstPass:
             self.slow = self._md5 = hashlib.md5(usedforsecurity=False)
 
     def update(self, view: memoryview) -> None:
-        """Take the next bytes; the buffer may be reused afterwards."""
+        """Takes the next bytes; the buffer may be reused afterwards."""
         self.update_quickly(view)
         if self.slow is not None:
             self.slow.update(view)
 
     def update_quickly(self, view: memoryview) -> None:
-        """Likewise, but for `slow`, which is the caller's to feed."""
+        """Takes the next bytes, except into `slow`, which the caller feeds."""
         self.size += view.nbytes
         for hasher in self._hashers:
             hasher.update(view)
 
     def finish(self, trailers: Mapping[str, str]) -> Digests:
-        """Verify the whole body. `trailers` are those that came behind it, names in lower case.
+        """Verifies the whole body. `trailers` are those that came behind it, names in lower case.
 
         Raises XAmzContentSHA256Mismatch, BadDigest, MalformedTrailerError."""
         self._check_payload()
@@ -336,7 +336,8 @@ class FirstPass:
 
 
 def multipart_type(name: str | None, type_: str | None) -> tuple[Algorithm, str]:
-    """Algorithm and type of a multipart upload created with these. Raises InvalidRequest."""
+    """Returns algorithm and type of a multipart upload created with these. Raises
+    InvalidRequest."""
     if name is None:
         if type_ is not None:
             raise _invalid(
@@ -352,7 +353,7 @@ def multipart_type(name: str | None, type_: str | None) -> tuple[Algorithm, str]
 
 
 def check_type(found: Algorithm, type_: str) -> None:
-    """Raises InvalidRequest where the algorithm does not know the type."""
+    """Raises InvalidRequest if the algorithm does not have the type."""
     if type_ not in (FULL_OBJECT, COMPOSITE):
         raise _invalid("Value for x-amz-checksum-type header is invalid.")
     if type_ not in found.types:
@@ -363,7 +364,7 @@ def check_type(found: Algorithm, type_: str) -> None:
 
 
 def whole(found: Algorithm, type_: str, parts: Sequence[tuple[str, int]]) -> StoredChecksum:
-    """The checksum of a completed upload from its parts' (base64 value, bytes), in order.
+    """Returns the checksum of a completed upload from its parts' (base64 value, bytes), in order.
 
     Nothing is read: CRCs are combined."""
     digests = [base64.b64decode(value) for value, _ in parts]
@@ -379,7 +380,7 @@ def whole(found: Algorithm, type_: str, parts: Sequence[tuple[str, int]]) -> Sto
 
 
 def check_whole(computed: StoredChecksum, header: str | None) -> None:
-    """Hold the value that the client names for a completed upload against the computed one; the
+    """Compares the value that the client names for a completed upload with the computed one; the
     `-N` of a COMPOSITE value may be left out. Raises BadDigest."""
     if header is None:
         return
@@ -391,7 +392,7 @@ def check_whole(computed: StoredChecksum, header: str | None) -> None:
 
 
 def mismatch(found: Algorithm) -> S3Error:
-    """The refusal of a body whose checksum is another than the client's."""
+    """Returns the refusal of a body whose checksum is another than the client's."""
     return S3Error(
         "BadDigest", f"The {found.name} you specified did not match the calculated checksum."
     )

@@ -33,7 +33,7 @@ class ConditionTarget:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The four conditions of a request; None where a header is absent."""
+    """The four conditions of a request; None if a header is absent."""
 
     if_match: str | None = None
     if_none_match: str | None = None
@@ -42,8 +42,8 @@ class Conditions:
 
     @classmethod
     def of(cls, params: Mapping[str, Any], prefix: str = "") -> "Conditions":
-        """The conditions in an operation's parameters in botocore's names; `prefix` is `CopySource`
-        for the conditions on a copy's source."""
+        """Returns the conditions in an operation's parameters in botocore's names; `prefix` is
+        `CopySource` for the conditions on a copy's source."""
         return cls(
             params.get(prefix + "IfMatch"),
             params.get(prefix + "IfNoneMatch"),
@@ -60,8 +60,8 @@ _OF_SOURCE: Final = "x-amz-copy-source-"
 
 
 def http_date(text: str) -> datetime | None:
-    """The time of an HTTP date in any of the three forms of RFC 9110, section 5.6.7; None where it
-    is none, since an invalid date makes a condition void."""
+    """Returns the time of an HTTP date in any of the three forms of RFC 9110, section 5.6.7; None
+    if it is none, since an invalid date makes a condition void."""
     try:
         parsed = email.utils.parsedate_to_datetime(text)
     except (ValueError, IndexError, TypeError, OverflowError):
@@ -70,13 +70,13 @@ def http_date(text: str) -> datetime | None:
 
 
 def is_not_modified(conditions: Conditions, target: ConditionTarget) -> bool:
-    """Whether a GET or HEAD is answered 304. Raises PreconditionFailed."""
+    """Returns whether a GET or HEAD is answered 304. Raises PreconditionFailed."""
     _require(conditions, target)
     return _is_known(conditions, target)
 
 
 def check_copy_source(conditions: Conditions, source: ConditionTarget) -> None:
-    """Raises PreconditionFailed where a copy's source does not meet its conditions."""
+    """Raises PreconditionFailed if a copy's source does not meet its conditions."""
     _require(conditions, source, named=_OF_SOURCE)
     if _is_known(conditions, source):
         by_tag = conditions.if_none_match is not None
@@ -84,7 +84,7 @@ def check_copy_source(conditions: Conditions, source: ConditionTarget) -> None:
 
 
 def check_write(conditions: Conditions, current: ConditionTarget | None) -> None:
-    """Whether an object may be written over `current`, or where there is none (None, also for a
+    """Checks that an object may be written over `current`, or where there is none (None, also for a
     delete marker). Raises PreconditionFailed or NoSuchKey."""
     wanted = conditions.if_match
     if wanted is not None:
@@ -106,8 +106,8 @@ def check_delete(
     if_modified: datetime | None = None,
     if_size: int | None = None,
 ) -> None:
-    """Whether an object may be deleted: its tag, `x-amz-if-match-last-modified-time` and
-    `x-amz-if-match-size`. What is not there cannot differ; a delete marker, which has no tag and no
+    """Checks that an object may be deleted: its tag, `x-amz-if-match-last-modified-time` and
+    `x-amz-if-match-size`. A missing object cannot differ; a delete marker, which has no tag and no
     bytes, does. Raises PreconditionFailed."""
     if current is None:
         return
@@ -120,7 +120,7 @@ def check_delete(
 
 
 def _require(conditions: Conditions, target: ConditionTarget, *, named: str = "") -> None:
-    """`named`: what stands before the name of a condition that failed."""
+    """Requires the conditions. `named`: the beginning of the name of a condition that failed."""
     if conditions.if_match is not None:
         if not _lists(conditions.if_match, target.etag, weakly=False):
             raise _failed(named + "If-Match")
@@ -131,7 +131,7 @@ def _require(conditions: Conditions, target: ConditionTarget, *, named: str = ""
 
 
 def _is_known(conditions: Conditions, target: ConditionTarget) -> bool:
-    """Whether the asker has said that it has what is there."""
+    """Returns whether the caller said that it has the present object."""
     if conditions.if_none_match is not None:
         return _lists(conditions.if_none_match, target.etag, weakly=True)
     since = conditions.if_modified_since
@@ -139,7 +139,8 @@ def _is_known(conditions: Conditions, target: ConditionTarget) -> bool:
 
 
 def _lists(header: str, etag: str, *, weakly: bool) -> bool:
-    """Whether a header's list of tags holds `etag`; strong comparison leaves weak tags out."""
+    """Returns whether a header's list of tags holds `etag`; strong comparison leaves weak tags
+    out."""
     if header.strip() == "*":
         return True
     for match in _TAG.finditer(header):

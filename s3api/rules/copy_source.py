@@ -22,7 +22,8 @@ class CopySource(NamedTuple):
 
 
 def parse_copy_source(header: str) -> CopySource:
-    """`header` is a Latin-1 string. Raises InvalidArgument; NotImplemented for access points."""
+    """Parses the header, a Latin-1 string. Raises InvalidArgument; NotImplemented for access
+    points."""
     name, _, version = header.partition(_VERSION)
     if name.startswith("arn:"):
         raise S3Error("NotImplemented", "Copying from an access point is not supported")

@@ -1,4 +1,4 @@
-"""Cross-origin requests: which rule of a bucket allows one, and the headers that say so.
+"""Cross-origin requests: the rule of a bucket that allows one, and the headers that tell it.
 
 A configuration is a list of rules in botocore's names (CORSRule). Rules and messages follow
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/ManageCorsUsing.html.
@@ -22,7 +22,7 @@ Rules = Sequence[Mapping[str, Any]]
 
 
 def validate(rules: Rules) -> None:
-    """Raises MalformedXML or InvalidRequest where S3 would not take the rules."""
+    """Raises MalformedXML or InvalidRequest if S3 would not accept the rules."""
     if not 0 < len(rules) <= _RULES:
         raise S3Error("MalformedXML")
     for rule in rules:
@@ -32,8 +32,9 @@ def validate(rules: Rules) -> None:
 def preflight(
     rules: Rules | None, origin: str | None, method: str | None, headers: str | None
 ) -> dict[str, str]:
-    """The headers of the answer to OPTIONS with these `Origin`, `Access-Control-Request-Method` and
-    `-Headers`; `rules` is None for a bucket without. Raises BadRequest, AccessForbidden."""
+    """Returns the headers of the answer to OPTIONS with these `Origin`,
+    `Access-Control-Request-Method` and `-Headers`; `rules` is None for a bucket without. Raises
+    BadRequest, AccessForbidden."""
     if origin is None:
         raise S3Error("BadRequest", "Insufficient information. Origin request header needed.")
     if method not in _METHODS:
@@ -56,7 +57,7 @@ def preflight(
 
 
 def response_headers(rules: Rules, origin: str, method: str) -> dict[str, str]:
-    """The headers to add to the answer to any other request; none where no rule allows it."""
+    """Returns the headers to add to the answer to any other request; none if no rule allows it."""
     for rule in rules:
         if _allows(rule, origin, method):
             return _answer(rule, origin)
@@ -68,7 +69,7 @@ def _allows(rule: Mapping[str, Any], origin: str, method: str) -> bool:
 
 
 def _origin(rule: Mapping[str, Any], origin: str) -> str | None:
-    """The rule's origin that covers `origin`."""
+    """Returns the rule's origin that covers `origin`."""
     return next((each for each in rule["AllowedOrigins"] if _covers(each, origin)), None)
 
 
@@ -78,7 +79,7 @@ def _allows_headers(rule: Mapping[str, Any], asked: Iterable[str]) -> bool:
 
 
 def _covers(pattern: str, text: str) -> bool:
-    """Whether the pattern covers the text. The star is the only wildcard of CORS."""
+    """Returns whether the pattern covers the text. The star is the only wildcard of CORS."""
     return matches("*".join(literal(part) for part in pattern.split("*")), text)
 
 

@@ -1,6 +1,6 @@
-"""Encryption at rest: what is accepted, and what is refused.
+"""Encryption at rest: accepted and refused requests.
 
-Objects are plain files of the store. Where all that the store lies on is encrypted
+Objects are plain files of the store. If everything that the store lies on is encrypted
 (`disk_encryption`, or the administrator says so), AES256, by which S3 means its own keys, is what
 every object has, and may be asked for. Elsewhere asking for it is NotImplemented, and keys of the
 client or of a key service are so everywhere.
@@ -34,10 +34,9 @@ _KEYS: Final = "objects are encrypted by the storage, with its own key (AES256),
 def check_headers(
     headers: Mapping[str, str], *, reads: bool = False, encrypted: bool = False
 ) -> None:
-    """Raises NotImplemented where a request (its headers or form fields, names in lower case) asks
-    for encryption that it does not get; InvalidArgument where what it asks for would be nonsense
-    anywhere. What it `reads` has no key of the client: InvalidRequest. `encrypted`: the storage
-    is."""
+    """Raises NotImplemented if a request (its headers or form fields, names in lower case) asks for
+    encryption that it does not get; InvalidArgument if its wish would be nonsense anywhere. If it
+    `reads`, there is no key of the client: InvalidRequest. `encrypted`: the storage is."""
     asked = [name for name in headers if name.startswith(_PREFIXES)]
     if not asked:
         return
@@ -90,7 +89,7 @@ def _check_customer_key(headers: Mapping[str, str]) -> None:
 
 
 def _md5_of(key: str) -> str:
-    """The MD5 of a key, both in base64; empty where it is none."""
+    """Returns the MD5 of a key, both in base64; empty if it is none."""
     try:
         return b64encode(hashlib.md5(b64decode(key), usedforsecurity=False).digest()).decode()
     except (Base64Error, ValueError):
@@ -98,8 +97,8 @@ def _md5_of(key: str) -> str:
 
 
 def check_configuration(configuration: Mapping[str, Any], *, encrypted: bool) -> None:
-    """Checks the configuration of PutBucketEncryption. Raises MalformedXML; NotImplemented for what
-    objects do not have."""
+    """Checks the configuration of PutBucketEncryption. Raises MalformedXML; NotImplemented for
+    encryption that objects do not have."""
     rules = configuration.get("Rules", ())
     default = rules[0].get("ApplyServerSideEncryptionByDefault") if len(rules) == 1 else None
     if not default:
@@ -111,5 +110,5 @@ def check_configuration(configuration: Mapping[str, Any], *, encrypted: bool) ->
 
 
 def no_configuration() -> S3Error:
-    """The answer to GetBucketEncryption where none was put, or nothing is encrypted."""
+    """Returns the answer to GetBucketEncryption if none was put, or nothing is encrypted."""
     return S3Error("ServerSideEncryptionConfigurationNotFoundError")

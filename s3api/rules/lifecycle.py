@@ -1,11 +1,11 @@
-"""Lifecycle rules: what S3 takes, and what is due.
+"""Lifecycle rules: the ones that S3 accepts, and the actions that are due.
 
 A configuration is a list of rules in botocore's names (LifecycleRule), dates being aware datetimes.
-What is due in days is due at the first midnight (UTC) after that many days have passed:
+An action due in days is due at the first midnight (UTC) after that many days have passed:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html. `day_s` is the
-length of a day in seconds. Another than DAY_S is for trying rules out: it has no midnight, what is
-due in days is due when they have passed.
-Objects do not move between storage classes here, so rules that would move them are refused.
+length of a day in seconds. Another than DAY_S is for trying rules out: it has no midnight, an
+action is due when the days have passed. Objects do not move between storage classes here, so rules
+that would move them are refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """All of it must hold."""
+    """The conditions of a rule, all of which must hold."""
 
     prefixes: tuple[str, ...]
     tags: frozenset[tuple[str, str]]
@@ -82,7 +82,7 @@ class _Filter:
 
 
 def due(rules: Rules, version: Version, now: datetime, day_s: int = DAY_S) -> Action | None:
-    """The action on a version at `now`; None: none yet."""
+    """Returns the action on a version at `now`; None: none yet."""
     if version.noncurrent_since is not None:
         ended = any(now >= when for when in _version_ends(rules, version, day_s))
         return Action.DELETE_VERSION if ended else None
@@ -97,7 +97,7 @@ def due(rules: Rules, version: Version, now: datetime, day_s: int = DAY_S) -> Ac
 def is_upload_due(
     rules: Rules, key: str, initiated: datetime, now: datetime, day_s: int = DAY_S
 ) -> bool:
-    """Whether an upload of `key` that is not complete yet is to be aborted."""
+    """Returns whether an incomplete upload of `key` is to be aborted."""
     found = upload_expiry(rules, key, initiated, day_s)
     return found is not None and now >= found[0]
 
@@ -105,7 +105,8 @@ def is_upload_due(
 def upload_expiry(
     rules: Rules, key: str, initiated: datetime, day_s: int = DAY_S
 ) -> tuple[datetime, str] | None:
-    """When an upload of `key` is aborted that is not complete by then, and by which rule's ID."""
+    """Returns when an upload of `key` is aborted that is incomplete by then, and the ID of the
+    rule."""
     ends: list[tuple[datetime, str]] = []
     for rule in _enabled(rules):
         days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
@@ -115,7 +116,7 @@ def upload_expiry(
 
 
 def expiry(rules: Rules, version: Version, day_s: int = DAY_S) -> tuple[datetime, str] | None:
-    """When the current version expires, and by which rule's ID."""
+    """Returns when the current version expires, and the ID of the rule."""
     ends: list[tuple[datetime, str]] = []
     for rule in _enabled(rules):
         when = _expires(rule.get("Expiration", {}), version.modified, day_s)
@@ -125,7 +126,7 @@ def expiry(rules: Rules, version: Version, day_s: int = DAY_S) -> tuple[datetime
 
 
 def expiration_header(rules: Rules, version: Version) -> str | None:
-    """The `x-amz-expiration` header of the current version."""
+    """Returns the `x-amz-expiration` header of the current version."""
     found = expiry(rules, version)
     if found is None:
         return None
@@ -134,7 +135,7 @@ def expiration_header(rules: Rules, version: Version) -> str | None:
 
 
 def validate(rules: Rules, make_id: Iterator[str]) -> list[dict[str, Any]]:
-    """The rules as they are kept: those without an ID get the next of `make_id`.
+    """Returns the rules as they are kept: those without an ID get the next of `make_id`.
 
     Raises MalformedXML, InvalidArgument, InvalidRequest, NotImplemented."""
     if not 0 < len(rules) <= _RULES:
@@ -156,8 +157,8 @@ def _enabled(rules: Rules) -> Iterable[Rule]:
 
 
 def _filter(rule: Rule) -> _Filter:
-    """The filter of a rule: its own, that of its Filter, and what that has beside an And: S3 takes
-    no more than one condition there, other servers all."""
+    """Returns the filter of a rule: its own, that of its Filter, and the conditions beside an And:
+    S3 takes no more than one condition there, other servers all."""
     chosen = rule.get("Filter") or {}
     parts = (rule, chosen, chosen.get("And") or {})
     tags = [*(chosen.get("And") or {}).get("Tags", ())]
@@ -184,7 +185,8 @@ def _version_ends(rules: Rules, version: Version, day_s: int) -> Iterator[dateti
 
 
 def _marker_ends(rules: Rules, version: Version, day_s: int) -> Iterator[datetime]:
-    """A left-over delete marker goes at once where a rule says so, else as an object would."""
+    """Yields when a delete marker without other versions ends: at once if a rule says so, else as
+    an object would."""
     for rule in _enabled(rules):
         end = rule.get("Expiration", {})
         if not _filter(rule).covers(version):
@@ -203,7 +205,7 @@ def _expires(end: Mapping[str, Any], modified: datetime, day_s: int) -> datetime
 
 
 def _after(moment: datetime, days: int, day_s: int) -> datetime:
-    """When `days` days are over; the far end of time where that is beyond it."""
+    """Returns when `days` days are over; the far end of time if that is beyond it."""
     over = moment.timestamp() + days * day_s
     if day_s == DAY_S:
         over = (int(over) // DAY_S + 1) * DAY_S

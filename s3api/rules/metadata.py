@@ -1,8 +1,8 @@
 """User metadata and standard headers of objects, and the extended attributes that keep them.
 
 `getfattr -d` on the mount shows them: `user.s3.content-type`, `user.s3.meta.<name>`. Values are
-UTF-8. In headers, what is not printable ASCII travels as RFC 2047 encoded words, which S3 writes
-and reads: https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html.
+UTF-8. In headers, characters beyond printable ASCII travel as RFC 2047 encoded words, which S3
+writes and reads: https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html.
 """
 
 import base64
@@ -55,8 +55,8 @@ _ATTRIBUTE_NAME_BYTES: Final = 255
 
 
 def attributes(headers: Mapping[str, str]) -> dict[bytes, bytes]:
-    """The attributes that a PUT, POST or CreateMultipartUpload with these headers (names in lower
-    case) stores: attribute -> value. Raises MetadataTooLarge, InvalidStorageClass,
+    """Returns the attributes that a PUT, POST or CreateMultipartUpload with these headers (names in
+    lower case) stores: attribute -> value. Raises MetadataTooLarge, InvalidStorageClass,
     InvalidArgument."""
     _check_storage_class(headers.get("x-amz-storage-class"))
     _check_redirect(headers.get("x-amz-website-redirect-location"))
@@ -73,8 +73,8 @@ def attributes(headers: Mapping[str, str]) -> dict[bytes, bytes]:
 
 
 def headers(stored: Mapping[bytes, bytes], key: str) -> dict[str, str]:
-    """The headers that a GET or HEAD of `key` gives for the stored attributes; the content type is
-    guessed from the key where none was given. Other attributes are passed over."""
+    """Returns the headers that a GET or HEAD of `key` gives for the stored attributes; the content
+    type is guessed from the key if none was given. Other attributes are ignored."""
     answer = {"content-type": guess_type(key)}
     for attribute, value in stored.items():
         if attribute in _HEADER_OF:
@@ -86,12 +86,13 @@ def headers(stored: Mapping[bytes, bytes], key: str) -> dict[str, str]:
 
 
 def is_metadata(attribute: bytes) -> bool:
-    """Whether a copy that replaces metadata drops this attribute."""
+    """Returns whether a copy that replaces metadata drops this attribute."""
     return attribute in _HEADER_OF or attribute.startswith(_META_ATTRIBUTE)
 
 
 def overrides(query: Mapping[str, str], *, anonymous: bool) -> dict[str, str]:
-    """The headers that `response-*` parameters set. Raises InvalidRequest, InvalidArgument."""
+    """Returns the headers that `response-*` parameters set. Raises InvalidRequest,
+    InvalidArgument."""
     found = {_OVERRIDES[name]: value for name, value in query.items() if name in _OVERRIDES}
     if found and anonymous:
         raise S3Error(
@@ -105,21 +106,21 @@ def overrides(query: Mapping[str, str], *, anonymous: bool) -> dict[str, str]:
 
 
 def guess_type(key: str) -> str:
-    """The content type that a key's name tells."""
+    """Returns the content type that a key's name suggests."""
     _, dot, suffix = key.rpartition("/")[2].rpartition(".")
     return _TYPES.get(dot + suffix.lower(), DEFAULT_CONTENT_TYPE)
 
 
 def encode(value: str) -> str:
-    """The form of a metadata value in a header."""
+    """Returns the form of a metadata value in a header."""
     if value.isascii() and value.isprintable():
         return value
     return f"=?UTF-8?B?{base64.b64encode(value.encode()).decode('ascii')}?="
 
 
 def decode(value: str) -> str:
-    """The value that a header means: encoded words of UTF-8 are read, anything else is taken as it
-    is. White space between two encoded words is none (RFC 2047, section 6.2)."""
+    """Returns the value that a header means: encoded words of UTF-8 are decoded, anything else is
+    taken as it is. White space between two encoded words is none (RFC 2047, section 6.2)."""
     if "=?" not in value:
         return value
     return _WORD.sub(_decode_word, _BETWEEN_WORDS.sub("", value))
@@ -143,8 +144,8 @@ def _meta_name(header: str) -> bytes:
 
 
 def _without_aws_chunked(value: str) -> str:
-    """`aws-chunked` is how the body travelled, no property of the object; what came without it
-    stays as it was written."""
+    """Removes `aws-chunked`, which is how the body travelled and no property of the object; a value
+    without it stays as it was written."""
     codings = [each.strip() for each in value.split(",")]
     kept = [each for each in codings if each.lower() != "aws-chunked"]
     return value if len(kept) == len(codings) else ", ".join(kept)

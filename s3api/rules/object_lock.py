@@ -1,8 +1,8 @@
 """Object lock: retention and legal hold of versions, and the default of a bucket.
 
-A version in COMPLIANCE mode is there until its date, whoever asks; one in GOVERNANCE mode can be
-deleted and its retention shortened by those who may bypass (s3:BypassGovernanceRetention) and ask
-for it; a legal hold stands until it is taken away. Locks protect versions: a new version or a
+A version in COMPLIANCE mode stays until its date, whoever asks; one in GOVERNANCE mode can be
+deleted and its retention shortened by callers that may bypass (s3:BypassGovernanceRetention) and
+ask for it; a legal hold stands until it is removed. Locks protect versions: a new version or a
 delete marker over them is always allowed.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-lock.html
 """
@@ -38,7 +38,7 @@ class ObjectLock:
 
 
 def check_delete(lock: ObjectLock, now: datetime, *, may_bypass: bool) -> None:
-    """Raises AccessDenied where the version must stay. `may_bypass`: the request asks to bypass
+    """Raises AccessDenied if the version must stay. `may_bypass`: the request asks to bypass
     governance and the caller is allowed to."""
     if lock.legal_hold or _holds(lock.retention, now, may_bypass=may_bypass):
         raise _protected()
@@ -47,7 +47,7 @@ def check_delete(lock: ObjectLock, now: datetime, *, may_bypass: bool) -> None:
 def check_change(
     old: Retention | None, new: Retention | None, now: datetime, *, may_bypass: bool
 ) -> None:
-    """Whether a version's retention may become `new`; None takes it away. Extending is free,
+    """Checks that a version's retention may become `new`; None removes it. Extending is free,
     anything else is a bypass, of which COMPLIANCE knows none. Raises AccessDenied."""
     if not _holds(old, now, may_bypass=may_bypass):
         return
@@ -70,7 +70,7 @@ def parse_configuration(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_retention(configuration: Mapping[str, Any], now: datetime) -> Retention | None:
-    """The retention of a version that is put now into a bucket with this configuration."""
+    """Returns the retention of a version that is put now into a bucket with this configuration."""
     default = configuration.get("Rule", {}).get("DefaultRetention")
     if not default:
         return None
@@ -80,7 +80,8 @@ def default_retention(configuration: Mapping[str, Any], now: datetime) -> Retent
 
 
 def parse_retention(document: Mapping[str, Any], now: datetime) -> Retention | None:
-    """The retention of an ObjectLockRetention document; None for an empty one, which takes it away.
+    """Returns the retention of an ObjectLockRetention document; None for an empty one, which
+    removes it.
 
     Raises MalformedXML, InvalidArgument."""
     mode, until = document.get("Mode"), document.get("RetainUntilDate")
@@ -94,9 +95,9 @@ def parse_retention(document: Mapping[str, Any], now: datetime) -> Retention | N
 def new_lock(
     params: Mapping[str, Any], configuration: Mapping[str, Any] | None, now: datetime
 ) -> ObjectLock:
-    """The lock of a new version: what its request names (ObjectLockMode, ObjectLockRetainUntilDate,
-    ObjectLockLegalHoldStatus), and the bucket's default retention where it names none.
-    `configuration` is None in a bucket without object lock. Raises InvalidRequest,
+    """Returns the lock of a new version: the one that its request names (ObjectLockMode,
+    ObjectLockRetainUntilDate, ObjectLockLegalHoldStatus), and the bucket's default retention if it
+    names none. `configuration` is None in a bucket without object lock. Raises InvalidRequest,
     InvalidArgument."""
     mode = params.get("ObjectLockMode")
     until = params.get("ObjectLockRetainUntilDate")
@@ -119,7 +120,7 @@ def new_lock(
 
 
 def parse_legal_hold(document: Mapping[str, Any]) -> bool:
-    """Whether an ObjectLockLegalHold document sets a hold. Raises MalformedXML."""
+    """Returns whether an ObjectLockLegalHold document sets a hold. Raises MalformedXML."""
     status = document.get("Status")
     if status not in ("ON", "OFF"):
         raise S3Error("MalformedXML")
@@ -133,7 +134,7 @@ def check_enabled(*, enabled: bool) -> None:
 
 
 def check_versioning(status: str, *, enabled: bool) -> None:
-    """Raises InvalidBucketState where versioning of a bucket with object lock would end."""
+    """Raises InvalidBucketState if versioning of a bucket with object lock would end."""
     if enabled and status != "Enabled":
         raise S3Error(
             "InvalidBucketState",

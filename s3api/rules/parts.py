@@ -1,4 +1,5 @@
-"""How the parts that an object was put together from are kept with it: their sizes and checksums.
+"""The form in which an object keeps the parts that it was assembled from: their sizes and
+checksums.
 
 | attribute | value |
 |---|---|
@@ -19,15 +20,15 @@ _AT_ONCE: Final = 1000
 
 
 def attributes(sizes: Sequence[int], checksums: Sequence[str] = ()) -> dict[str, str]:
-    """The attributes that are kept: attribute -> value. `checksums` are those of all parts, or
-    none."""
+    """Returns the attributes that are kept: attribute -> value. `checksums` are those of all parts,
+    or none."""
     runs = [(size, sum(1 for _ in equal)) for size, equal in groupby(sizes)]
     kept = _split(_SIZES, [str(size) if n == 1 else f"{size}*{n}" for size, n in runs])
     return kept | _split(_CHECKSUMS, checksums)
 
 
 def sizes_of(kept: Mapping[str, str]) -> list[int]:
-    """The sizes of the parts; empty for an object that came whole."""
+    """Returns the sizes of the parts; empty for an object that came whole."""
     found: list[int] = []
     for run in _joined(kept, _SIZES):
         size, _, times = run.partition("*")
@@ -36,7 +37,7 @@ def sizes_of(kept: Mapping[str, str]) -> list[int]:
 
 
 def checksums_of(kept: Mapping[str, str]) -> list[str]:
-    """The checksums of the parts; empty where none are kept."""
+    """Returns the checksums of the parts; empty if none are kept."""
     return _joined(kept, _CHECKSUMS)
 
 

@@ -23,14 +23,15 @@ class ByteRange(NamedTuple):
     length: int
 
     def content_range(self, size: int) -> str | None:
-        """The Content-Range header, of an object of `size` bytes; there is none of no bytes."""
+        """Returns the Content-Range header for an object of `size` bytes; None for no bytes."""
         if not self.length:
             return None
         return f"bytes {self.offset}-{self.offset + self.length - 1}/{size}"
 
 
 def parse_range(header: str, size: int) -> ByteRange | None:
-    """The bytes that a Range header asks of an object of `size` bytes; None: all, with status 200.
+    """Returns the bytes that a Range header asks of an object of `size` bytes; None: all, with
+    status 200.
 
     Raises InvalidRange, with the Content-Range of RFC 9110, section 15.5.17."""
     match = _RANGE.fullmatch(header)
@@ -52,7 +53,8 @@ def parse_range(header: str, size: int) -> ByteRange | None:
 
 
 def parse_copy_range(header: str, size: int) -> ByteRange:
-    """The bytes of a copy's source of `size` bytes. Raises InvalidArgument, InvalidRange."""
+    """Returns the bytes of a copy's source of `size` bytes. Raises InvalidArgument,
+    InvalidRange."""
     match = _COPY_RANGE.fullmatch(header)
     if match is None or int(match[2]) < int(match[1]):
         raise invalid_argument(
@@ -68,7 +70,7 @@ def parse_copy_range(header: str, size: int) -> ByteRange:
 
 
 def part_range(part_sizes: Sequence[int], number: int) -> ByteRange:
-    """The bytes of part `number`, from 1; an object that was put whole is one part.
+    """Returns the bytes of part `number`, from 1; an object that was put whole is one part.
 
     Raises InvalidPart. (AWS answers InvalidPartNumber, 416; the public conformance suites ask for
     400, and no client tells them apart.)"""

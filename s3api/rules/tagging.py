@@ -19,7 +19,7 @@ _PUNCTUATION: Final = frozenset("_.:/=+-@")
 
 
 def parse_header(text: str) -> dict[str, str]:
-    """The tags of `x-amz-tagging`. Raises InvalidArgument, InvalidTag."""
+    """Returns the tags of `x-amz-tagging`. Raises InvalidArgument, InvalidTag."""
     if not text:
         return {}
     # A tag without a value may lack the sign too.
@@ -34,8 +34,8 @@ def parse_header(text: str) -> dict[str, str]:
 
 
 def parse_kept(text: str) -> dict[str, str]:
-    """The tags that are kept with an object; none where somebody on the mount wrote what can be no
-    tags."""
+    """Returns the tags that are kept with an object; none if they were overwritten on the mount
+    with invalid ones."""
     try:
         return parse_header(text)
     except S3Error:
@@ -43,17 +43,17 @@ def parse_kept(text: str) -> dict[str, str]:
 
 
 def parse_document(tagging: Mapping[str, Any], limit: int = OBJECT_TAGS) -> dict[str, str]:
-    """The tags of a Tagging document. Raises InvalidTag."""
+    """Returns the tags of a Tagging document. Raises InvalidTag."""
     return _checked(((each["Key"], each["Value"]) for each in tagging.get("TagSet", ())), limit)
 
 
 def document(tags: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
-    """The Tagging document of `tags`."""
+    """Returns the Tagging document of `tags`."""
     return {"TagSet": [{"Key": key, "Value": value} for key, value in sorted(tags.items())]}
 
 
 def encode(tags: Mapping[str, str]) -> str:
-    """The header's form."""
+    """Returns the header's form."""
     return urlencode(tags)
 
 
@@ -91,7 +91,8 @@ def _decoded(text: str) -> str:
 
 
 def _is_allowed(text: str) -> bool:
-    """S3 takes letters, digits and separators of every script, and some punctuation."""
+    """Returns whether S3 takes the text: letters, digits and separators of every script, and some
+    punctuation."""
     return all(each in _PUNCTUATION or unicodedata.category(each)[0] in "LNZ" for each in text)
 
 

@@ -77,7 +77,7 @@ class AccessLog:
         self._looked_at = time.monotonic()
 
     def record(self, head: Head | None, status: int, sent_bytes: int, seconds: float) -> None:
-        """Write the line of one response. What the disk refuses is logged."""
+        """Writes the line of one response. A refusal by the disk is logged."""
         if head is None:
             return
         try:
@@ -112,7 +112,7 @@ def _open(path: str) -> int:
 
 
 def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -> str:
-    """The line of one response, `now` (seconds since the epoch) being when it had been sent."""
+    """Returns the line of one response, sent at `now` (seconds since the epoch)."""
     outcome = head.handled if isinstance(head.handled, RequestOutcome) else RequestOutcome("")
     call, response = outcome.call, outcome.response
     sending = time.monotonic() - outcome.answered if outcome.answered else 0.0
@@ -142,7 +142,7 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
 
 
 def entries_of(head: Head) -> Iterable[AccessLogEntry]:
-    """The further effects of a request that succeeded."""
+    """Returns the further effects of a request that succeeded."""
     outcome = head.handled
     if not isinstance(outcome, RequestOutcome) or outcome.call is None or outcome.code:
         return ()
@@ -150,7 +150,7 @@ def entries_of(head: Head) -> Iterable[AccessLogEntry]:
 
 
 def line_of(entry: AccessLogEntry, head: Head, now: float) -> str:
-    """The line of something that a request did besides: of the request itself what S3 tells of it
+    """Returns the line of a further effect of a request: of the request itself it has what S3 tells
     there."""
     assert isinstance(head.handled, RequestOutcome), "it did something"
     call = head.handled.call
@@ -181,7 +181,7 @@ def line_of(entry: AccessLogEntry, head: Head, now: float) -> str:
 
 
 def _end(head: Head, call: Call | None) -> tuple[str, ...]:
-    """How it was signed and where it was sent."""
+    """Returns how it was signed and where it was sent."""
     verified = None if call is None else call.verified
     return (
         "" if verified is None else f"SigV{verified.version}",
@@ -207,7 +207,7 @@ def _request_line(head: Head) -> str:
 
 
 def _operation(head: Head, outcome: RequestOutcome) -> str:
-    """S3's name for it; where we know of none, the operation's own name comes last."""
+    """Returns S3's name for it; if we know none, the operation's own name comes last."""
     if outcome.call is None:
         return ""
     operation = outcome.call.operation
@@ -233,7 +233,7 @@ def _shown_target(head: Head) -> str:
 
 
 def _word(text: str) -> str:
-    """Without what would end a field or a line."""
+    """Returns the text without characters that would end a field or a line."""
     return "".join(
         character if "!" <= character <= "~" and character != '"' else _escaped(character)
         for character in text
@@ -252,7 +252,7 @@ def _quoted(value: bytes | None) -> str:
 
 
 def _object_size(head: Head, outcome: RequestOutcome) -> str:
-    """The size of the whole object, where request or answer show it."""
+    """Returns the size of the whole object, if request or answer show it."""
     call, response = outcome.call, outcome.response
     if call is None or response is None or outcome.code:
         return ""
@@ -267,7 +267,7 @@ def _object_size(head: Head, outcome: RequestOutcome) -> str:
 
 
 def _owner(call: Call | None) -> str:
-    """The owner of the bucket, where the request had to look at that anyway."""
+    """Returns the owner of the bucket, if the request had to read that anyway."""
     return call.owner_if_known if call else ""
 
 

@@ -22,10 +22,10 @@ from s3api.server import metrics
 from s3api.server.counters import Tally
 
 READY_S: Final = 3.0
-"""For each thing that is asked for."""
+"""Deadline for each part that is asked for."""
 LIMITS: Final = Limits(body_bytes=0, connections=64, header_count=50, stop_s=1.0)
 _LOOKS: Final = trio.CapacityLimiter(4)
-"""Threads that look at mounts; what hangs in one takes none of the node's."""
+"""Threads that check mounts; one that hangs in a mount takes none of the node's."""
 _TEXT: Final = [(b"Content-Type", b"text/plain; charset=utf-8")]
 _THERE: Final = b"there are /health/live, /health/ready, /health/nfs and /metrics\n"
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Admin:
         self._tally = tally
 
     async def handle(self, head: Head, _body: RequestBody) -> Response:
-        """The answer to one request."""
+        """Returns the answer to one request."""
         path = head.target.partition(b"?")[0]
         if head.method not in ("GET", "HEAD"):
             return Response(405, [*_TEXT, (b"Allow", b"GET, HEAD")], b"read only\n")
@@ -91,7 +91,7 @@ async def _nfs(status: dict[str, Any]) -> Response:
 
 
 async def _lacking(status: dict[str, Any]) -> str:
-    """The fault that makes the node not ready; empty where there is none."""
+    """Returns the fault that makes the node not ready; empty where there is none."""
     if (failure := status["engine"]["journal_failure"]) is not None:
         return str(failure)
     if (cluster := status.get("cluster")) is not None and not cluster["holds_lease"]:
@@ -108,7 +108,7 @@ async def _lacking(status: dict[str, Any]) -> str:
 
 
 def _lacking_of_nfs(nfs: dict[str, Any] | None) -> list[str]:
-    """The same of NFS (None: it is off), a line for each."""
+    """Returns the same for NFS (None: it is off), a line for each."""
     if nfs is None:
         return []
     if not nfs["is_serving"]:
@@ -121,7 +121,8 @@ def _lacking_of_nfs(nfs: dict[str, Any] | None) -> list[str]:
 
 
 async def _answers(mountpoint: str) -> bool:
-    """Whether a system call on the mount returns. The thread is left behind where it does not."""
+    """Returns whether a system call on the mount returns. The thread is left behind if it does
+    not."""
     with trio.move_on_after(READY_S):
         try:
             await trio.to_thread.run_sync(

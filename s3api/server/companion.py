@@ -1,15 +1,15 @@
 """The S3 API and the admin port beside a node: a companion of its mount
 (`gateway.service.Companion`).
 
-| step of the start | what stands in its way |
+| step of the start | obstacle |
 |---|---|
-| 1 certificate and access log looked at | an error that names the file |
+| 1 certificate and access log checked | an error that names the file |
 | 2 ports bound | Busy: the port is taken |
-| 3 first user made, where there is none | |
+| 3 first user made, if there is none | |
 | 4 workers started, ready | Unavailable |
 | 5 admin port served | |
 
-It imports nothing of what the workers need to answer requests: the daemon stays small.
+It imports nothing that only the workers need to answer requests: the daemon stays small.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def is_wanted(config: Config) -> bool:
-    """Whether the settings ask for S3 or for the admin port."""
+    """Returns whether the settings ask for S3 or for the admin port."""
     return config.s3 != "off" or isinstance(config.admin, Address)
 
 
@@ -90,7 +90,7 @@ class S3Serving:
             task_status.started()
 
     def _check_files(self) -> None:
-        """Finds and names faults in files that workers would fail by. Raises Invalid, OSError."""
+        """Finds and names faults in files that would make workers fail. Raises Invalid, OSError."""
         config = self._config
         if config.s3_certificate:
             try:
@@ -155,8 +155,8 @@ class S3Serving:
 
 
 def _encryption(config: Config) -> str:
-    """How all that the store lies on is encrypted; empty: not all of it is, as far as is known.
-    What other nodes and the cold tier keep, nobody here can ask. Raises OSError."""
+    """Returns how everything that the store lies on is encrypted; empty: not all of it is, as far
+    as is known. Other nodes and the cold tier cannot be asked here. Raises OSError."""
     if config.encrypted_storage != "auto":
         return "encrypted_storage = yes" if config.encrypted_storage == "yes" else ""
     if config.engine or config.cold:
@@ -167,14 +167,14 @@ def _encryption(config: Config) -> str:
 
 
 def _admin_of(config: Config) -> Listening | None:
-    """The address of the admin port; None: it is off."""
+    """Returns the address of the admin port; None: it is off."""
     if config.admin == "off" or (config.admin == "auto" and config.s3 == "off"):
         return None
     return config.admin
 
 
 async def _listeners(where: Listening, usual: Address, count: int) -> list[list[socket.socket]]:
-    """`auto`: at the usual address, or where that is taken at a free port."""
+    """Returns listeners. `auto`: at the usual address, or at a free port if that is taken."""
     if isinstance(where, Address):
         return await open_listeners(where, count)
     try:

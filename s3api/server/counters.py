@@ -1,7 +1,7 @@
-"""Counts of what a worker served, by operation and bucket: added up without a lock by its event
+"""Counts of a worker's responses, by operation and bucket: added up without a lock by its event
 loop, told to the supervisor as plain numbers, and merged there.
 
-A bucket has counts of its own once something succeeded in it, and only BUCKETS of them do: names
+A bucket has counts of its own once a request in it succeeded, and only BUCKETS of them do: names
 that clients make up cannot fill the memory, or the metrics.
 """
 
@@ -17,9 +17,9 @@ from s3api.http.outcome import RequestOutcome
 
 BUCKETS: Final = 32
 OTHER: Final = "(other)"
-"""The bucket of what has no counts of its own."""
+"""Stands for buckets without counts of their own."""
 REFUSED: Final = "(refused)"
-"""The operation of what was refused before one was found."""
+"""Stands for the operation of requests that were refused before one was found."""
 BOUNDS_S: Final = (
     0.001,
     0.0025,
@@ -36,7 +36,7 @@ BOUNDS_S: Final = (
     10.0,
     60.0,
 )
-"""Upper bounds of the histogram of seconds; one more class has what took longer."""
+"""Upper bounds of the histogram of seconds; one more class has the longer ones."""
 
 
 class Flow(msgspec.Struct):
@@ -60,7 +60,7 @@ class Flow(msgspec.Struct):
         return sum(self.statuses.values())
 
     def add(self, other: "Flow") -> None:
-        """Take another's counts in."""
+        """Adds another's counts."""
         for status, count in other.statuses.items():
             self.statuses[status] = self.statuses.get(status, 0) + count
         for code, count in other.errors.items():
@@ -77,14 +77,14 @@ class Tally(msgspec.Struct):
     flows: list[Flow] = []
     open_connections: int = 0
     waiting_connections: int = 0
-    """Accepted, and not served before others end."""
+    """Connections that were accepted, and wait for others to end before they are served."""
     connections: int = 0
     refused: int = 0
     """Requests that were no proper ones."""
     failed: int = 0
     """Responses that did not go out whole."""
     misses: dict[str, int] = {}
-    """Objects that were asked for and are not there, by reason."""
+    """Missing objects that were asked for, by reason."""
 
     @property
     def responses(self) -> int:
@@ -114,7 +114,7 @@ class Recorder:
         self._further = further
 
     def record(self, head: Head | None, status: int, sent_bytes: int, seconds: float) -> None:
-        """One response more."""
+        """Counts one more response."""
         if self._further is not None:
             self._further(head, status, sent_bytes, seconds)
         outcome = None if head is None else head.handled
@@ -133,7 +133,7 @@ class Recorder:
             flow.received_bytes += call.body.received_bytes
 
     def _flow(self, operation: str, bucket: str, status: int) -> Flow:
-        """The counts of what may have none yet."""
+        """Returns the counts of a flow that may have none yet."""
         if bucket not in self._buckets:
             bucket = self._admitted(bucket, status)
         found = self._flows.get((operation, bucket))
@@ -148,7 +148,7 @@ class Recorder:
         return bucket
 
     def tally(self) -> Tally:
-        """The counts so far."""
+        """Returns the counts so far."""
         counters = self._counters
         return Tally(
             list(self._flows.values()),
@@ -162,20 +162,20 @@ class Recorder:
 
 
 class Merger:
-    """Adds the tallies of workers up, those of workers that have died included, so that no count
-    ever falls; at most BUCKETS buckets in all."""
+    """Adds up the tallies of workers, those of dead workers included, so that no count ever falls;
+    at most BUCKETS buckets in all."""
 
     def __init__(self) -> None:
         self._past = Tally()
         self._buckets = {"", OTHER}
 
     def bury(self, last: Tally) -> None:
-        """Keep the last counts of a worker that has died."""
+        """Keeps the last counts of a worker that has died."""
         self._past = self.total([last])
         self._past.open_connections = self._past.waiting_connections = 0
 
     def total(self, living: Iterable[Tally]) -> Tally:
-        """The counts of all."""
+        """Returns the counts of all."""
         total = Tally([], misses=no_misses())
         flows: dict[tuple[str, str], Flow] = {}
         for tally in (self._past, *living):

@@ -1,11 +1,11 @@
 """Carries out the lifecycle rules of all buckets, a few pages of a list at a time.
 
-Of the workers one does it, whichever holds the lock of the store; when that one dies, another takes
-it over. One node of a cluster does, whose claim it is, as long as it lives. It is no task of the
-daemon, which knows nothing of S3. At most a tenth of the time of one core goes into it.
+One of the workers does it, the one that holds the lock of the store; when that one dies, another
+takes over. In a cluster one node does, the holder of the claim, as long as it lives. It is no task
+of the daemon, which knows nothing of S3. At most a tenth of the time of one core goes into it.
 
-Whatever is due is held against what is there in the transaction that deletes it: what was replaced
-meanwhile stays. What a lock holds stays.
+A due version is checked again in the transaction that deletes it: one that was replaced meanwhile
+stays. A locked one stays.
 """
 
 import fcntl
@@ -34,25 +34,25 @@ _LOCK_NAME: Final = "s3-lifecycle.lock"
 _JOB: Final = "s3-lifecycle"
 _PAGE: Final = 200
 _IDLE_SHARE: Final = 9
-"""For each second of work, so many of rest."""
+"""Seconds of rest for each second of work."""
 _PASSES_A_DAY: Final = 24
 _SHORTEST_S: Final = 1.0
 _FIRST_S: Final = 60.0
-"""The first pass begins so long after the start at the latest."""
+"""Latest beginning of the first pass after the start."""
 _RETRY_S: Final = 10.0
-"""Between attempts to take over."""
+"""Pause between attempts to take over."""
 log = logging.getLogger(__name__)
 
 
 class _Found(NamedTuple):
-    """A version with what rules are held against."""
+    """A version with the facts that rules use."""
 
     facts: Facts
     version: Version
 
 
 class History:
-    """Knows of each version in a list, newest first, what came before and after it of its key.
+    """Finds for each version in a list, newest first, its neighbours of the same key.
 
     Feed it a bucket's list in its order, then `end`."""
 
@@ -61,9 +61,9 @@ class History:
         self._newer = 0
         """Noncurrent versions of the key so far."""
         self._replaced_ns = 0
-        """When the version before was made: that ended the next one."""
+        """Time when the previous version was made: that ended the next one."""
         self._marker: Facts | None = None
-        """The latest of its key, and so far the only one."""
+        """The latest version of its key, and so far the only one."""
 
     def feed(self, versions: Iterable[Facts]) -> Iterator[_Found]:
         for facts in versions:
@@ -82,7 +82,7 @@ class History:
             self._replaced_ns = facts.mtime_ns
 
     def end(self) -> Iterator[_Found]:
-        """The marker that was held back."""
+        """Yields the marker that was held back."""
         if self._marker is not None:
             yield _Found(self._marker, _version(self._marker))
             self._marker = None
@@ -98,7 +98,7 @@ class Expiring:
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
-        """Until cancelled: a step that has begun is done first."""
+        """Expires objects until cancelled: a step that has begun is done first."""
         path = self._store.session.store.run / _LOCK_NAME
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -114,7 +114,7 @@ class Expiring:
             os.close(fd)
 
     def _is_ours(self) -> bool:
-        """Whether no other node of the cluster does it."""
+        """Returns whether no other node of the cluster does it."""
         mirrored = self._store.session.mirrored
         try:
             return mirrored is None or mirrored.claim(_JOB)
@@ -123,7 +123,8 @@ class Expiring:
             return False
 
     async def _pass(self) -> None:
-        """All buckets once. What fails for one is logged, and tried again in the next pass."""
+        """Handles all buckets once. A failure with one is logged, and tried again in the next
+        pass."""
         for bucket in await self._step(self._store.buckets.list_all):
             if not is_bucket_name(bucket.name.decode("utf-8", "replace")):
                 continue
@@ -231,7 +232,7 @@ def _lock(fd: int) -> bool:
 
 
 def _only(facts: Facts) -> Check:
-    """The check that what is there is still what was due."""
+    """Returns the check that the present version is still the one that was due."""
     seen = facts.ino, facts.mtime_ns, facts.metadata.get("tagging")
 
     def check(found: Facts | None) -> None:
@@ -242,7 +243,7 @@ def _only(facts: Facts) -> Check:
 
 
 def _version(facts: Facts, newer: int = 0, replaced_ns: int = 0) -> Version:
-    """`replaced_ns` is 0 for the latest version."""
+    """Returns the version for the rules. `replaced_ns` is 0 for the latest version."""
     return Version(
         key=facts.key.decode(),
         size=facts.size,

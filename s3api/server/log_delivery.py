@@ -1,9 +1,8 @@
-"""Server access logs into buckets: what PutBucketLogging asks for.
+"""Delivers server access logs into buckets, as PutBucketLogging asks for.
 
-Each worker gathers the lines of buckets that are logged, and puts those of one bucket as an object
-into its target now and then. As with S3 it is done at best effort: a worker that is killed takes
-what it has gathered with it, one that ends in order delivers first. Deliveries are no requests,
-and are not logged.
+Each worker gathers the lines of logged buckets, and puts those of one bucket as an object into its
+target now and then. As with S3 it is done at best effort: a killed worker loses the lines it has
+gathered, one that ends in order delivers first. Deliveries are no requests, and are not logged.
 """
 
 import hashlib
@@ -26,12 +25,12 @@ from s3api.server.access_log import entries_of, line, line_of
 from s3api.storage.bucket_settings import LOGGING, OWNER, Settings, SettingsReader
 
 _MOST_BYTES: Final = 8 << 20
-"""Gathered in a worker, and as much again of what could not be delivered; beyond it lines are lost,
-which its log says."""
+"""Most bytes gathered in a worker, and as much again of failed deliveries; beyond it lines are
+lost, which its log reports."""
 _SOON_BYTES: Final = 1 << 20
-"""Gathered, it is delivered without waiting for the next time."""
+"""Gathered bytes that are delivered without waiting for the next time."""
 _LAST_S: Final = 5.0
-"""For the last delivery of a worker that ends."""
+"""Deadline of the last delivery of a worker that ends."""
 log = logging.getLogger(__name__)
 
 
@@ -69,14 +68,14 @@ class LogDelivery:
         self._administrator = administrator
         self._fresh = _Gathered()
         self._failed = _Gathered()
-        """Lines that could not be delivered: they take no room from fresh ones."""
+        """Lines whose delivery failed: they take no room from fresh ones."""
         self._lost = 0
         self._limiter = trio.CapacityLimiter(1)
         self._is_due = trio.Event()
 
     def record(self, head: Head | None, status: int, sent_bytes: int, seconds: float) -> None:
-        """Gather the lines of one response, where its bucket is logged, and those of what it did
-        besides where theirs are."""
+        """Gathers the lines of one response, if its bucket is logged, and those of its further
+        effects if theirs are."""
         outcome = None if head is None else head.handled
         if head is None or not isinstance(outcome, RequestOutcome) or outcome.call is None:
             return
@@ -89,7 +88,7 @@ class LogDelivery:
                 self._gather(bucket, line_of(entry, head, now))
 
     def _is_logged(self, bucket: bytes, call: Call | None) -> bool:
-        """`call`: one that has read its settings."""
+        """Returns whether the bucket is logged. `call`: one that has read its settings."""
         try:
             settings = self._settings.of(bucket) if call is None else call.settings
         except KvfsError:
@@ -102,7 +101,7 @@ class LogDelivery:
             self._is_due.set()
 
     async def run(self, period_s: float) -> None:
-        """Deliver every so often, until cancelled."""
+        """Delivers every so often, until cancelled."""
         while True:
             with trio.move_on_after(period_s):
                 await self._is_due.wait()
@@ -110,13 +109,13 @@ class LogDelivery:
             await self.deliver()
 
     async def finish(self) -> None:
-        """Deliver what is left, within a few seconds."""
+        """Delivers the rest, within a few seconds."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_S):
             await self.deliver()
 
     async def deliver(self) -> None:
-        """Put what is gathered into its targets. A delivery that fails is tried again, unless the
-        target is gone or another's; it is logged."""
+        """Puts the gathered lines into their targets. A delivery that fails is tried again, unless
+        the target is gone or another's; it is logged."""
         failed, fresh = self._failed.lines, self._fresh.lines
         self._failed, self._fresh = _Gathered(), _Gathered()
         if self._lost:
@@ -167,7 +166,7 @@ def key_of(
     bucket: str,
     now: float,
 ) -> str:
-    """The key of a log object, in one of S3's two forms."""
+    """Returns the key of a log object, in one of S3's two forms."""
     unique = secrets.token_hex(8).upper()
     moment, prefix = time.gmtime(now), str(wanted["TargetPrefix"])
     partitioned = (wanted.get("TargetObjectKeyFormat") or {}).get("PartitionedPrefix")

@@ -1,7 +1,7 @@
-"""The metrics in Prometheus' text format: what the workers counted, and the node's own state.
+"""The metrics in Prometheus' text format: the counts of the workers, and the node's own state.
 
 Workers tell their counts over the pipe that they have anyway: counting is plain addition there, no
-files must be shared and none are left by a kill. prometheus_client is imported when somebody asks.
+files must be shared and none are left by a kill. prometheus_client is imported on request.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ _PLACE: Final = ("operation", "bucket")
 
 
 def exposition(status: dict[str, Any], tally: Tally | None) -> bytes:
-    """The whole page: `status` is the node's, `tally` the workers' (None: S3 is off)."""
+    """Returns the whole page: `status` is the node's, `tally` the workers' (None: S3 is off)."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.registry import Collector
 
@@ -89,7 +89,7 @@ def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
 
 
 def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Metric"]:
-    """The metrics that this node has of its engine and of the others."""
+    """Yields this node's metrics of its engine and of the other nodes."""
     from prometheus_client.core import GaugeMetricFamily
 
     held = int(cluster["holds_lease"])

@@ -2,8 +2,8 @@
 
 Each worker has a listener of its own on the shared port (SO_REUSEPORT), which the supervisor keeps
 too: connections that come while a dead worker is replaced wait in it. Workers end when their
-standard input does, and when the supervisor's process has ended, though somebody else still holds
-the other end: so none outlives the supervisor, whatever ends that.
+standard input does, and when the supervisor's process has ended, even if another process still
+holds the other end: so none outlives the supervisor, whatever ends that.
 """
 
 import contextlib
@@ -29,13 +29,14 @@ from s3api.server.worker_messages import READY, REPORT, WorkerPlan
 READY_S: Final = 30.0
 REPORT_S: Final = 2.0
 STOP_S: Final = 15.0
-"""More than the server gives to requests in flight."""
+"""Time for a worker to end, more than the server gives to requests in flight."""
 BACKOFF_S: Final = (0.1, 5.0)
-"""Before a dead worker's successor is started: at first, and at most; doubled each time."""
+"""Pause before a dead worker's successor is started: the first, and the longest; doubled each
+time."""
 _HEALTHY_S: Final = 30.0
-"""A worker that lived for so long begins again with the shortest."""
+"""A worker that lived for so long begins again with the shortest pause."""
 _TAKEN_S: Final = 2.0
-"""How long the workers of a killed node may take to give up the port."""
+"""Time that the workers of a killed node may take to give up the port."""
 _LINE_LIMIT: Final = 16 << 20
 _PACKAGES: Final = Path(__file__).resolve().parents[2]
 log = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ log = logging.getLogger(__name__)
 async def open_listeners(
     address: Address, count: int, *, patient: bool = True
 ) -> list[list[socket.socket]]:
-    """`count` times the listeners of `address`, sharing its port with nobody else; `patient`: wait
-    a moment for a port that is taken.
+    """Returns `count` times the listeners of `address`, sharing its port with nobody else;
+    `patient`: waits a moment for a port that is taken.
 
     The first are bound without SO_REUSEPORT, which refuses a port that any other program (a second
     node too) listens on, and share it then. Raises Busy, Invalid.
@@ -89,7 +90,7 @@ def _refused(error: OSError, address: Address) -> Exception:
 
 
 def close_all(listeners: list[list[socket.socket]]) -> None:
-    """Close each of them."""
+    """Closes each of them."""
     for each in listeners:
         for listener in each:
             listener.close()
@@ -102,10 +103,10 @@ class _Answers:
         self._stream = stream
         self._pending = bytearray()
         self.owed = 0
-        """Answers to what was asked that have not come yet."""
+        """Answers that have not come yet."""
 
     async def next(self) -> bytes:
-        """The next line. Raises EOFError. Cancelled: nothing is lost."""
+        """Returns the next line. Raises EOFError. Cancelled: nothing is lost."""
         while (end := self._pending.find(b"\n") + 1) == 0:
             part = await self._stream.receive_some()
             if not part or len(self._pending) > _LINE_LIMIT:
@@ -123,16 +124,17 @@ class _Worker:
         self.listeners = listeners
         self.process: trio.Process | None = None
         self.answers: _Answers | None = None
-        """While it is ready."""
+        """Its answers, while it is ready."""
         self.answering = False
-        """Whether it answered when it was asked last."""
+        """Whether it answered the last request."""
         self.last = Tally()
         self.busy = trio.Lock()
         """Held while it is asked."""
 
 
 class Supervisor:
-    """`run` is its task; the other methods may be called while that goes on."""
+    """Supervises the workers. `run` is its task; the other methods may be called while that goes
+    on."""
 
     def __init__(
         self, plan: Callable[[list[int]], WorkerPlan], listeners: list[list[socket.socket]]
@@ -144,8 +146,8 @@ class Supervisor:
         self.restarts = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the workers; started when all are ready. Raises Unavailable where one does not come
-        up at the start. Cancelled: they are ended in order first, within STOP_S."""
+        """Keeps the workers; started when all are ready. Raises Unavailable if one does not come up
+        at the start. Cancelled: they are ended in order first, within STOP_S."""
         try:
             async with trio.open_nursery() as starting:
                 for worker in self._workers:
@@ -169,16 +171,16 @@ class Supervisor:
 
     @property
     def wanted(self) -> int:
-        """How many workers there should be."""
+        """The wanted number of workers."""
         return len(self._workers)
 
     @property
     def answering(self) -> int:
-        """How many workers answered the last `tally`."""
+        """The number of workers that answered the last `tally`."""
         return sum(worker.answering for worker in self._workers)
 
     async def tally(self) -> Tally:
-        """The counts of all workers; of one that does not answer, its last ones."""
+        """Returns the counts of all workers; of one that does not answer, its last ones."""
         async with trio.open_nursery() as nursery:
             for worker in self._workers:
                 nursery.start_soon(self._ask, worker)
@@ -209,7 +211,7 @@ class Supervisor:
         raise Unavailable("a worker of the S3 API did not come up: its log says why")
 
     async def _keep(self, worker: _Worker) -> None:
-        """Replace it whenever it dies."""
+        """Replaces it whenever it dies."""
         pause_s, most_s = BACKOFF_S
         while True:
             began = time.monotonic()
@@ -273,8 +275,8 @@ async def _close(process: trio.Process) -> None:
 
 
 async def _report(stream: trio.abc.SendStream, answers: _Answers) -> Tally:
-    """The counts of a worker. Raises EOFError, trio.BrokenResourceError, and
-    trio.ClosedResourceError. Cancelled: the answer may come later, and is passed over then."""
+    """Returns the counts of a worker. Raises EOFError, trio.BrokenResourceError, and
+    trio.ClosedResourceError. Cancelled: the answer may come later, and is ignored then."""
     while answers.owed:
         await answers.next()
         answers.owed -= 1

@@ -1,8 +1,8 @@
 """Users and their key pairs, as the command line and the first start make them.
 
 The engine is the node's own or one opened beside it. Secrets are encrypted with the store's key;
-the pair of the user that the first start makes is in a file of the store besides, for who starts
-with an empty terminal.
+the key pair of the user that the first start makes is also in a file of the store, for an
+administrator who missed the output.
 """
 
 import os
@@ -31,7 +31,7 @@ ALLOW_ALL: Final = (
 
 class Users:
     """The users of one store. A change is on disk when its method returns. Raises Invalid or
-    Corrupt where the store's key is not usable."""
+    Corrupt if the store's key is not usable."""
 
     def __init__(self, root: Path, engine: BlockingEngine) -> None:
         self._root = root
@@ -39,7 +39,7 @@ class Users:
         self._key: SecretKey = open_key(root / KEY_NAME)
 
     def add(self, name: str, policy: str = "") -> Credentials:
-        """A new user. Raises Exists, Invalid, TooLarge."""
+        """Adds a user and returns its key pair. Raises Exists, Invalid, TooLarge."""
         pair = credentials.generate()
         secret = credentials.encrypt_secret(self._key, pair)
         self._change(
@@ -50,7 +50,7 @@ class Users:
         return pair
 
     def rotate(self, name: str) -> Credentials:
-        """A new key pair in place of a user's old ones. Raises NotFound."""
+        """Replaces a user's key pairs by a new one, and returns it. Raises NotFound."""
         pair = credentials.generate()
         secret = credentials.encrypt_secret(self._key, pair)
         self._change(
@@ -69,7 +69,7 @@ class Users:
         self._change(lambda t: identities.set_enabled(t, name, enabled))
 
     def set_policy(self, name: str, policy: str) -> None:
-        """Empty: none. Raises NotFound, TooLarge."""
+        """Sets the policy; empty: none. Raises NotFound, TooLarge."""
         self._change(lambda t: identities.set_policy(t, name, policy))
 
     def policy(self, name: str) -> str:
@@ -77,11 +77,11 @@ class Users:
         return self._engine.read_now(lambda t: identities.get(t, name)).policy
 
     def list_all(self) -> list[tuple[str, User]]:
-        """All users in the order of names."""
+        """Returns all users in the order of names."""
         return self._engine.read_now(identities.list_all)
 
     def find(self, name: str) -> Credentials:
-        """A user's key pair. Raises NotFound, Corrupt."""
+        """Returns a user's key pair. Raises NotFound, Corrupt."""
         user = self._engine.read_now(lambda t: identities.get(t, name))
         if not user.access_keys:
             raise NotFound(f"the user '{name}' has no access key: `kvfs s3 user rotate {name}`")
@@ -93,7 +93,7 @@ class Users:
         return Credentials(access_key, secret.decode())
 
     def first_start(self) -> Credentials | None:
-        """Make the administrator where there is no user at all, and return its key pair."""
+        """Makes the administrator where there is no user at all, and returns its key pair."""
         if self._engine.read_now(identities.list_all):
             self._restore_file()
             return None
@@ -110,7 +110,7 @@ class Users:
         self._engine.sync_now()
 
     def _restore_file(self) -> None:
-        """A kill between the engine's commit and the file is mended here."""
+        """Repairs the file after a kill between the engine's commit and it."""
         if (self._root / CREDENTIALS_NAME).exists():
             return
         try:
@@ -119,7 +119,7 @@ class Users:
             pass  # it was removed, so there is nothing to write
 
     def _write_file(self, pair: Credentials) -> None:
-        """Whole or not at all; 0600 from its first byte on."""
+        """Writes the file whole or not at all; 0600 from its first byte on."""
         path = self._root / CREDENTIALS_NAME
         draft = path.with_name(f".{CREDENTIALS_NAME}.{os.getpid()}")
         draft.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""A worker: one process that serves the S3 API on listeners that it was given.
+"""A worker: one process that serves the S3 API on given listeners.
 
-Started by `s3api.server.supervisor` as `python -m s3api.server.worker`; what the two say to each
-other is in `s3api.server.worker_messages`. It ends in order when its standard input does: when the
-supervisor closes it, or dies; and when the supervisor has died and the kernel keeps its end open,
-for a thread that it cannot end.
+Started by `s3api.server.supervisor` as `python -m s3api.server.worker`;
+`s3api.server.worker_messages` has their messages. It ends in order when its standard input does:
+when the supervisor closes it, or dies; and when the supervisor has died and the kernel keeps its
+end open, for a thread that it cannot end.
 """
 
 import contextlib
@@ -41,16 +41,17 @@ from s3api.storage.read_consistency import Freshness
 
 _THREADS: Final = 16
 _LASTING_THREADS: Final = 8
-"""For copies and completions: a disk that copies so much at once copies no faster for more."""
+"""Threads for copies and completions: a disk that copies so much at once copies no faster for
+more."""
 _LOOK_S: Final = 1.0
-"""How often the supervisor is looked at: it cannot tell of its end while the kernel holds one of
+"""Interval of checks of the supervisor, which cannot tell of its end while the kernel holds one of
 its threads."""
 _BODY_BYTES: Final = (5 << 40) + (1 << 30)
-"""The largest object, and the framing of aws-chunked: S3's own limits are the operations'."""
+"""The largest object, and the framing of aws-chunked: the operations check S3's own limits."""
 
 
 def main() -> None:
-    """The process."""
+    """Runs the process."""
     line = _first_line()
     if not line.endswith(b"\n"):
         return  # the supervisor gave up, or died, before it said anything
@@ -146,8 +147,8 @@ def _on_response(recorder: Recorder, access_log: str) -> OnResponse:
 
 
 def _first_line() -> bytes:
-    """The first line of the standard input, whole unless that ends first; nothing after it is
-    read."""
+    """Returns the first line of the standard input, whole unless that ends first; nothing after it
+    is read."""
     line = bytearray()
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte
@@ -155,7 +156,7 @@ def _first_line() -> bytes:
 
 
 async def _attend_while_it_lives(recorder: Recorder, supervisor: int) -> None:
-    """As `_attend`, until the supervisor's process has ended."""
+    """Like `_attend`, until the supervisor's process has ended."""
     try:
         process = OtherProcess(supervisor)
     except ProcessLookupError:
@@ -175,7 +176,7 @@ async def _attend_while_it_lives(recorder: Recorder, supervisor: int) -> None:
 
 
 async def _attend(recorder: Recorder) -> None:
-    """Answer the supervisor until it ends the conversation, or dies."""
+    """Answers the supervisor until it ends the conversation, or dies."""
     asked, answers = trio.lowlevel.FdStream(os.dup(0)), trio.lowlevel.FdStream(os.dup(1))
     async with asked, answers:
         gc.freeze()  # what is there by now stays: no collection looks at it again

@@ -1,6 +1,6 @@
 """Messages between the supervisor and a worker, over the worker's standard streams.
 
-The supervisor sends its WorkerPlan as a line of JSON, later REPORT as often as it likes, and closes
+The supervisor sends its WorkerPlan as a line of JSON, later REPORT any number of times, and closes
 the stream to end the worker, which also ends when the supervisor's process does. The worker answers
 READY once, and each REPORT with its Tally as a line of JSON.
 
@@ -39,9 +39,9 @@ class WorkerPlan(msgspec.Struct, kw_only=True):
     object_ownership: str
     """The object ownership of new buckets."""
     bucket_mode: int
-    """Permissions of their directories."""
+    """Permissions of new buckets' directories."""
     encrypted: bool
-    """All that the store lies on is encrypted."""
+    """Whether everything that the store lies on is encrypted."""
     certificate: str = ""
     """PEM files; empty: no TLS."""
     private_key: str = ""

@@ -1,1 +1,1 @@
-"""How operations reach the store: batches, the node's notices, a bucket's settings."""
+"""The operations' way to the store: batches, the node's notices, a bucket's settings."""

@@ -1,6 +1,6 @@
 """Deletes one object for each of many requests.
 
-In a bucket that waits for no disk at once: a transaction takes less than a change of thread. In a
+In a bucket that waits for no disk, at once: a transaction takes less than a change of thread. In a
 durable one for all requests that wait together, in one transaction and one sync for each bucket.
 """
 
@@ -24,7 +24,7 @@ class _How(NamedTuple):
 
 
 class Deleter:
-    """The deleter of one worker. `run` must be running while anybody waits."""
+    """The deleter of one worker. `run` must be running while any request waits."""
 
     def __init__(self, store: ObjectStore, teller: Teller) -> None:
         self._store = store
@@ -35,9 +35,9 @@ class Deleter:
     async def delete(
         self, bucket: bytes, doomed: Doomed, *, versioning: str, bypass: bool
     ) -> Deleted:
-        """See ObjectStore.delete; the node has been told. Raises as that does, Unavailable, and
-        what the check raises, which must be an error of the core. Cancelled: it is deleted all the
-        same."""
+        """Deletes like ObjectStore.delete; the node has been told. Raises what that raises,
+        Unavailable, and what the check raises, which must be an error of the core. Cancelled: it is
+        deleted all the same."""
         later: list[Changed] = []
         done = self._store.delete_now(bucket, doomed, later, versioning=versioning, bypass=bypass)
         if done is None:

@@ -1,7 +1,7 @@
-"""Does for many requests at once what each of them waits for.
+"""Does work for many waiting requests at once.
 
-What comes while a batch is being done goes together next: alone, a request waits for its own step
-and no more; under load one thread, one transaction and one round trip serve all.
+Requests that come while a batch is being done go together next: alone, a request waits for its own
+step and no more; under load one thread, one transaction and one round trip serve all.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ class _Waiting(Generic[Item, Result]):
 
     __slots__ = ("done", "error", "item", "result")
     result: Result
-    """Set when it is done, unless there is an error."""
+    """The result, set when it is done, unless there is an error."""
 
     def __init__(self, item: Item) -> None:
         self.item = item
@@ -27,17 +27,17 @@ class _Waiting(Generic[Item, Result]):
 
 
 class Together(Generic[Item, Result]):
-    """The batches of one worker. `run` must be running while anybody waits."""
+    """The batches of one worker. `run` must be running while any request waits."""
 
     def __init__(self, step: Callable[[Sequence[Item]], Sequence[Result | Exception]]) -> None:
-        """`step` runs in a thread; for each item it gives a result or what to raise. What it raises
-        itself is raised to all."""
+        """`step` runs in a thread; for each item it gives a result or an exception. Its own
+        exception is raised to all."""
         self._step = step
         self._waiting: list[_Waiting[Item, Result]] = []
         self._somebody = trio.Event()
 
     async def do(self, item: Item) -> Result:
-        """The item's result, or raises what was given for it. Cancelled: it is done all the
+        """Returns the item's result, or raises its exception. Cancelled: it is done all the
         same."""
         mine: _Waiting[Item, Result] = _Waiting(item)
         self._waiting.append(mine)
@@ -48,7 +48,7 @@ class Together(Generic[Item, Result]):
         return mine.result
 
     async def run(self) -> None:
-        """Do batches until cancelled; the one that is under way then is done."""
+        """Does batches until cancelled; the one under way then is done."""
         while True:
             await self._somebody.wait()
             self._somebody = trio.Event()

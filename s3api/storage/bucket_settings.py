@@ -31,13 +31,13 @@ OBJECT_LOCK: Final = "object-lock"
 
 
 def pack(value: object) -> bytes:
-    """The form in which a setting is kept."""
+    """Returns the form in which a setting is kept."""
     return msgspec.msgpack.encode(value)
 
 
 class Settings:
-    """The settings of one bucket, as one transaction saw them. A value that `get` returns is
-    shared: not to be changed."""
+    """The settings of one bucket, as one transaction saw them. A value that `get` returns is shared
+    and must not be changed."""
 
     __slots__ = (
         *("_raw", "_values", "has_acl", "has_lock", "has_policy", "owner", "ownership"),
@@ -54,16 +54,16 @@ class Settings:
         self.has_lock = OBJECT_LOCK in raw
         """Whether the bucket was made for locked objects."""
         self.versioning: str = (self.get(VERSIONING) or {}).get("Status", "")
-        """`Enabled`, `Suspended`, or empty where versions were never kept."""
+        """`Enabled`, `Suspended`, or empty if versions were never kept."""
         has_acls = OWNER in raw or self.has_acl
         kept: str | None = self.get(OWNERSHIP)
         self.ownership = kept or ("ObjectWriter" if has_acls else "BucketOwnerEnforced")
-        """The rule for who owns objects. Buckets that S3 makes say it; of those that were made
-        before they did, or whose owner took it away, the writer owns objects and ACLs count. A
-        directory that was made on the mount has no ACLs unless somebody says so."""
+        """The rule for the ownership of objects. Buckets that S3 makes have it; in older ones, or
+        if their owner removed it, the writer owns objects and ACLs count. A directory that was made
+        on the mount has no ACLs unless they are set."""
 
     def get(self, name: str) -> Any:
-        """The setting; None where it is not set."""
+        """Returns the setting; None if it is not set."""
         raw = self._raw.get(name)
         if raw is None:
             return None
@@ -78,11 +78,11 @@ class SettingsReader:
     def __init__(self, store: "ObjectStore") -> None:
         self._cache = store.cache
         self.logged: Callable[[], None] = lambda: None
-        """Called where a bucket is found that is logged."""
+        """Called when a logged bucket is found."""
 
     def of(self, bucket: bytes, generation: int = NOW) -> Settings:
-        """As of that generation or newer; the same object as long as they are the same. Raises
-        NoSuchBucket."""
+        """Returns the settings as of that generation or newer; the same object as long as they are
+        the same. Raises NoSuchBucket."""
         entry = self._cache.entry(bucket)
         if entry is not None and entry.generation >= generation:
             known: Settings = entry.value
@@ -91,7 +91,7 @@ class SettingsReader:
         return found
 
     def wanted(self, bucket: bytes) -> Wanted:
-        """The settings, for `StoreCache.look`."""
+        """Returns the settings, for `StoreCache.look`."""
 
         def read(t: Transaction) -> Settings:
             raw = buckets.settings(t, lookup.find_bucket(t, bucket))

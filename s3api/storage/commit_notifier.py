@@ -1,8 +1,8 @@
-"""Tells the node what was committed: one round trip for all requests that wait for it.
+"""Tells the node of commits: one round trip for all waiting requests.
 
 A response goes out only after the node's mount has forgotten what the commit replaced. Under load
 many commits wait at once, so that those which came while the node was being told go together next.
-What the mount cannot know is told later: nobody waits for that.
+Changes that the mount cannot know are told later: nobody waits for that.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from s3api.storage.batches import Together
 
 
 class Teller:
-    """The notifier of one worker. `run` must be running while anybody waits."""
+    """The notifier of one worker. `run` must be running while any request waits."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -21,7 +21,7 @@ class Teller:
         self.run = self._together.run
 
     async def tell(self, changed: list[Changed]) -> None:
-        """The node's mount has forgotten what these commits replaced when it returns.
+        """Returns when the node's mount has forgotten what these commits replaced.
 
         Raises Unavailable: the node did not answer in time. Cancelled: the node is told all the
         same."""

@@ -1,9 +1,9 @@
-"""How new the metadata are that a request is answered from, beside a node of a cluster.
+"""The freshness of the metadata that answer a request, beside a node of a cluster.
 
-In a bucket with strict coherence the node's mirror catches up before: one round trip for all
-requests of a worker that wait then. In a cache, what it holds counts for two seconds after the
+In a bucket with strict coherence the node's metadata replica catches up first: one round trip for
+all requests of a worker that wait then. In a cache, its content counts for two seconds after the
 engine was last heard; then its objects are missing. An upload may go on at another node at once, so
-what is asked of one waits there too.
+requests about one wait there too.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _OF_UPLOADS = frozenset(
 
 
 class Freshness:
-    """The freshness of one worker's reads. `run` must be running while anybody waits."""
+    """The freshness of one worker's reads. `run` must be running while any request waits."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._session = store.session
@@ -41,8 +41,8 @@ class Freshness:
         store.session.checks_itself = False
 
     async def before(self, bucket: bytes, operation: str) -> None:
-        """Have what is in the bucket be as new as it must be. Raises Unavailable; NoSuchKey where
-        an object of a cache cannot be vouched for."""
+        """Makes the bucket's metadata as fresh as they must be. Raises Unavailable; NoSuchKey if an
+        object of a cache cannot be vouched for."""
         mirrored = self._mirrored
         if mirrored is None or not bucket:
             return

@@ -20,7 +20,7 @@ async def get_bucket_acl(call: Call) -> Response:
 
 
 async def put_bucket_acl(call: Call) -> Response:
-    """A canned one, grants in headers, or a document."""
+    """Sets the ACL: a canned one, grants in headers, or a document."""
     if not ownership.has_acls(call.settings.ownership):
         raise acl.not_supported()
     given = _given(call)

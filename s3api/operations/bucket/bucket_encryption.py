@@ -1,4 +1,4 @@
-"""Default encryption: AES256 where the storage encrypts, else none."""
+"""Default encryption: AES256 if the storage encrypts, else none."""
 
 from typing import Final
 

@@ -21,7 +21,7 @@ async def get_bucket_lifecycle_configuration(call: Call) -> Response:
 
 
 async def put_bucket_lifecycle_configuration(call: Call) -> Response:
-    """Puts the rules in place of all that were there."""
+    """Replaces all rules."""
     configuration = call.params.get("LifecycleConfiguration")
     if configuration is None:
         raise S3Error("MissingRequestBodyError")

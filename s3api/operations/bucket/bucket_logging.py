@@ -20,8 +20,8 @@ async def get_bucket_logging(call: Call) -> Response:
 
 
 async def put_bucket_logging(call: Call) -> Response:
-    """Into a bucket of the same owner; without a target it is switched off. Its owner's alone,
-    whatever a policy allows others."""
+    """Sets the target, a bucket of the same owner; without one, logging is switched off. Only the
+    owner may, whatever a policy allows others."""
     if not call.is_owner and call.caller.name != call.service.identities.administrator:
         raise S3Error("AccessDenied")
     wanted = call.params["BucketLoggingStatus"].get("LoggingEnabled")

@@ -1,4 +1,4 @@
-"""Whether objects of a bucket can be locked, and for how long new ones are."""
+"""Object lock of a bucket, and the retention of new objects."""
 
 from typing import Final
 
@@ -19,7 +19,8 @@ async def get_object_lock_configuration(call: Call) -> Response:
 
 
 async def put_object_lock_configuration(call: Call) -> Response:
-    """Locks protect versions: the bucket must keep them. What has a lock once has it for good."""
+    """Sets object lock. Locks protect versions: the bucket must keep them. Once it has a lock it
+    has it for good."""
     if call.settings.versioning != "Enabled":
         raise S3Error(
             "InvalidBucketState", "Versioning must be 'Enabled' on the bucket to apply Object Lock"

@@ -20,7 +20,7 @@ async def get_bucket_ownership_controls(call: Call) -> Response:
 
 
 async def put_bucket_ownership_controls(call: Call) -> Response:
-    """ACLs can be switched off where the bucket's grants nothing to anybody else."""
+    """Sets the ownership. ACLs can be switched off if the bucket's own grants nothing to others."""
     owned = ownership.parse_controls(call.params["OwnershipControls"])
     if not ownership.has_acls(owned):
         found = authorization.bucket_acl(call)

@@ -21,7 +21,7 @@ async def get_bucket_policy(call: Call) -> Response:
 
 
 async def put_bucket_policy(call: Call) -> Response:
-    """Kept as it was sent."""
+    """Keeps the policy as it was sent."""
     document = call.params["Policy"]
     parsed = policy.new_bucket_policy(document, call.bucket)
     _block(call).check_policy(parsed)
@@ -35,7 +35,7 @@ async def delete_bucket_policy(call: Call) -> Response:
 
 
 async def get_bucket_policy_status(call: Call) -> Response:
-    """Whether everybody may do something, by the policy or by the ACL."""
+    """Returns whether the policy or the ACL allows everybody something."""
     document = call.settings.get(POLICY)
     is_public = document is not None and policy.is_public(
         authorization.parsed_bucket_policy(document)

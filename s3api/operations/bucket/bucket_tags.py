@@ -19,7 +19,7 @@ async def get_bucket_tagging(call: Call) -> Response:
 
 
 async def put_bucket_tagging(call: Call) -> Response:
-    """Puts the tags in place of all that were there."""
+    """Replaces all tags."""
     tags = tagging.parse_document(call.params["Tagging"], tagging.BUCKET_TAGS)
     await keep(call, TAGGING, tags)
     return Response(204)

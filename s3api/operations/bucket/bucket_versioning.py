@@ -1,4 +1,4 @@
-"""Whether a bucket keeps versions."""
+"""Versioning of a bucket."""
 
 from typing import Final
 
@@ -12,12 +12,12 @@ from s3api.storage.bucket_settings import VERSIONING
 
 
 async def get_bucket_versioning(call: Call) -> Response:
-    """Empty where versions were never kept."""
+    """Returns the status; empty if versions were never kept."""
     return answer(call, call.settings.get(VERSIONING))
 
 
 async def put_bucket_versioning(call: Call) -> Response:
-    """Once on, it can be suspended, but in a bucket with object lock."""
+    """Sets the status. Once on, it can be suspended, except in a bucket with object lock."""
     configuration = call.params["VersioningConfiguration"]
     status = configuration.get("Status")
     if status is None:

@@ -1,4 +1,4 @@
-"""Buckets as such: create, delete, look at, list, location."""
+"""Buckets themselves: create, delete, head, list, location."""
 
 import base64
 import binascii
@@ -28,13 +28,14 @@ from s3api.storage.bucket_settings import (
 
 _MOST: Final = 10_000
 _EVERYBODY: Final = 0o055
-"""The mode on the mount where an ACL shows a bucket to others than its owner."""
+"""The mode on the mount if an ACL shows a bucket to others than its owner."""
 _LEGACY_REGION: Final = "us-east-1"
-"""The region where S3 lets an owner create its bucket again, and where a location is not named."""
+"""The region in which S3 lets an owner create its bucket again, and in which it names no
+location."""
 
 
 async def create_bucket(call: Call) -> Response:
-    """A durable namespace, with an owner; its settings are there as soon as it is."""
+    """Makes a durable namespace, with an owner; its settings exist as soon as it does."""
     check_bucket_name(call.bucket)
     if call.caller.name is None:
         raise S3Error("AccessDenied")
@@ -93,7 +94,7 @@ def _check_again(call: Call, settings: dict[str, bytes]) -> None:
 
 
 async def delete_bucket(call: Call) -> Response:
-    """Empty ones alone; uploads that are not complete end with it."""
+    """Deletes an empty bucket; its incomplete uploads end with it."""
     await call.blocking(lambda: _delete(call))
     return answer(call)
 
@@ -119,8 +120,8 @@ async def get_bucket_location(call: Call) -> Response:
 
 
 async def list_buckets(call: Call) -> Response:
-    """The caller's own, and to who may see them all, all; in the order of their names. Nobody has
-    none."""
+    """Returns the caller's own buckets, or all to a caller that may see all, in the order of their
+    names. Nobody has none."""
     limit = call.params.get("MaxBuckets", _MOST)
     if not 1 <= limit <= _MOST:
         raise invalid_argument(

@@ -1,6 +1,6 @@
-"""Configurations that this server does not carry out: none can be set, so none is ever there.
+"""Configurations that this server does not support: none can be set, so none ever exists.
 
-Reading one gives what S3 gives for a bucket without it; setting one to what is the case anyway is
+Reading one gives S3's answer for a bucket without it; setting one to its only possible value is
 allowed, anything else is NotImplemented.
 """
 
@@ -57,7 +57,7 @@ async def _refuse(call: Call) -> Response:
 
 
 async def _put_none(call: Call, member: str, what: str) -> Response:
-    """Set nothing, as when notification is switched off."""
+    """Sets nothing, as when notification is switched off."""
     if any(call.params[member].values()):
         raise _not_implemented(what)
     return answer(call)
@@ -92,4 +92,4 @@ FATES: Final[Mapping[str, str]] = {
     "PutBucketNotificationConfiguration": _ONLY_NONE,
     "PutBucketRequestPayment": "supported for BucketOwner, else NotImplemented",
 }
-"""The fate of each, for the documents."""
+"""The treatment of each, for the documents."""

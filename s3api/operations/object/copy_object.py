@@ -32,14 +32,14 @@ _REDIRECT: Final = "website-redirect-location"
 
 
 async def copy_object(call: Call) -> Response:
-    """The source as it was at one moment; where it is written to meanwhile, the copy begins anew,
-    and at last fails with OperationAborted."""
+    """Copies the source as it was at one moment; if it is written to meanwhile, the copy begins
+    anew, and at last fails with OperationAborted."""
     size = _source(call).facts.size
     return await answer_lasting(call, partial(_copied, call), size)
 
 
 def _source(call: Call) -> Source:
-    """As it is now. Raises S3Error where it may not or cannot be copied there."""
+    """Returns the source as it is now. Raises S3Error if it may not or cannot be copied there."""
     call.service.access.require(call, actions.needed(call.operation, call.params))
     source = Source(call)
     _check_itself(call, source)
@@ -56,7 +56,7 @@ def _source(call: Call) -> Source:
 
 
 def _copied(call: Call, pace: WorkPace) -> dict[str, Any]:
-    """The members of the answer. Blocking."""
+    """Returns the members of the answer. Blocking."""
 
     def copy(source: Source) -> dict[str, Any]:
         pace.begin(source.facts.size)
@@ -66,7 +66,7 @@ def _copied(call: Call, pace: WorkPace) -> dict[str, Any]:
 
 
 def _check_itself(call: Call, source: Source) -> None:
-    """Onto itself an object is copied to change something."""
+    """Checks that a copy of an object onto itself changes something."""
     bucket, key, version = source.triple
     if (bucket, key) != (call.raw_bucket, call.raw_key) or version:
         return
@@ -81,7 +81,7 @@ def _check_itself(call: Call, source: Source) -> None:
 
 
 def _said(call: Call, source: Facts) -> dict[str, str]:
-    """The metadata that are kept with the copy, but its checksum. Raises S3Error."""
+    """Returns the metadata that are kept with the copy, except its checksum. Raises S3Error."""
     said = metadata_of(call)
     if call.params.get("MetadataDirective") != _REPLACE:
         said = {name: value for name, value in said.items() if name == _REDIRECT} | {
@@ -97,7 +97,7 @@ def _said(call: Call, source: Facts) -> dict[str, str]:
 
 
 def _copy(call: Call, source: Source, said: dict[str, str], pace: WorkPace) -> Facts:
-    """Raises Conflict where the source is another one than was looked at. Blocking."""
+    """Copies. Raises Conflict if the source is another one than was checked. Blocking."""
     checksum, tag = _digests(call, source, pace)
     return call.store.copy(
         source.triple,
@@ -112,9 +112,9 @@ def _copy(call: Call, source: Source, said: dict[str, str], pace: WorkPace) -> F
 
 
 def _digests(call: Call, source: Source, pace: WorkPace) -> tuple[dict[str, str], str]:
-    """The copy's checksum as it is kept, and its ETag. The checksum is the source's, computed anew
-    where another algorithm is asked for, or where the source's is one of parts, which a copy does
-    not have; so is the ETag computed where the source's is no MD5."""
+    """Returns the copy's checksum as it is kept, and its ETag. The checksum is the source's,
+    computed anew if another algorithm is asked for, or if the source's is one of parts, which a
+    copy does not have; the ETag is computed if the source's is no MD5."""
     kept, tag = source.facts.metadata, source.facts.etag
     asked = call.params.get("ChecksumAlgorithm")
     there = [each for each in ALGORITHMS.values() if checksum_name(each) in kept]
@@ -138,7 +138,7 @@ def _digests(call: Call, source: Source, pace: WorkPace) -> tuple[dict[str, str]
 
 
 def _read(call: Call, source: Source, hashers: Sequence[Hasher], pace: WorkPace) -> None:
-    """Raises Conflict where the source is written to meanwhile. Blocking."""
+    """Reads the source. Raises Conflict if it is written to meanwhile. Blocking."""
     opened = call.store.open(*source.triple)
     try:
         at = 0

@@ -26,8 +26,8 @@ _ATTEMPTS: Final = 3
 class Source:
     """An object that a call copies from, allowed to be read, its conditions met.
 
-    `triple` names it for the store. What the store opens later may be another object: `check` is
-    held against that."""
+    `triple` names it for the store. The store may later open another object: `check` compares that
+    with this."""
 
     def __init__(self, call: Call) -> None:
         """Raises S3Error, NoSuchBucket."""
@@ -52,7 +52,7 @@ class Source:
         call.entries = self._entries
 
     def check(self, found: Facts | None) -> None:
-        """Raises PreconditionFailed, and Conflict where it is another one than was allowed to be
+        """Raises PreconditionFailed, and Conflict if it is another one than was allowed to be
         read."""
         self._check_conditions(found)
         if found is None or (found.ino, found.etag) != (self.facts.ino, self.facts.etag):
@@ -64,7 +64,7 @@ class Source:
         self._access.require(self._reading, (action,), self.facts)
 
     def _entries(self) -> list[AccessLogEntry]:
-        """The entry in the log of the source's own bucket: it was read."""
+        """Returns the entry in the log of the source's own bucket: it was read."""
         operation = _READ.get(self._reading.operation, "")
         named = self._reading
         version = version_id(named, self.facts) or ""
@@ -108,9 +108,9 @@ class Source:
 
 
 def copied(call: Call, look: Callable[[Call], Source], copy: Callable[[Source], T]) -> T:
-    """The result of `copy` for the source as it is at one moment. `look` finds the source and asks
-    for permission, again after a wait for a thread; a source that is written to meanwhile is looked
-    for anew. Raises Conflict where it always is. Blocking."""
+    """Returns the result of `copy` for the source as it is at one moment. `look` finds the source
+    and asks for permission, again after a wait for a thread; a source that is written to meanwhile
+    is looked for anew. Raises Conflict if it always is. Blocking."""
     for attempt in range(_ATTEMPTS):
         call.look_again()
         try:

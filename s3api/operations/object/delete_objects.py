@@ -29,7 +29,7 @@ _VERSIONED: Final = {"VersionId": ""}
 
 
 async def delete_object(call: Call) -> Response:
-    """Deletes an object. One that is not there is deleted already: 204 all the same."""
+    """Deletes an object. A missing one counts as deleted already: 204 all the same."""
     params = call.params
     check = _check(
         params.get("IfMatch"), params.get("IfMatchLastModifiedTime"), params.get("IfMatchSize")
@@ -45,7 +45,7 @@ async def delete_object(call: Call) -> Response:
 
 
 async def delete_objects(call: Call) -> Response:
-    """Each key for itself: allowed, deleted, told, in the order of the request."""
+    """Deletes each key separately: allowed, deleted, reported, in the order of the request."""
     wanted = call.params["Delete"]["Objects"]
     if not 0 < len(wanted) <= KEYS_LIMIT:
         raise S3Error("MalformedXML")
@@ -73,15 +73,15 @@ async def delete_objects(call: Call) -> Response:
 
 
 def refuse_strangers(call: Call) -> None:
-    """Nobody makes us read a list of keys who is nobody, and may delete none whatever they are.
-    Users are told for each key. Raises AccessDenied."""
+    """Refuses an anonymous caller that may delete no key whatever, before the list of keys is read.
+    Users get an answer for each key. Raises AccessDenied."""
     needed = (*actions.needed("DeleteObject", {}), *actions.needed("DeleteObject", _VERSIONED))
     if call.is_anonymous and not call.service.access.could_allow(call, needed):
         raise S3Error("AccessDenied")
 
 
 def _refusal(call: Call, wanted: Mapping[str, Any]) -> S3Error | None:
-    """Why this one is not deleted whatever is there."""
+    """Returns why this one is not deleted whatever exists."""
     key, version = wanted["Key"], wanted.get("VersionId")
     if not key:
         return S3Error("UserKeyMustBeSpecified")
@@ -123,7 +123,7 @@ def _check(etag: str | None, modified: datetime | None, size: int | None) -> Che
 
 
 def _bypasses(call: Call, key: str) -> bool:
-    """Whether the request asks to pass over retentions of mode GOVERNANCE, and may."""
+    """Returns whether the request asks to bypass retentions of mode GOVERNANCE, and may."""
     if not call.params.get("BypassGovernanceRetention"):
         return False
     return call.service.access.allows(call, actions.BYPASS_GOVERNANCE, key)
@@ -132,7 +132,7 @@ def _bypasses(call: Call, key: str) -> bool:
 def _entries(
     call: Call, wanted: Sequence[Mapping[str, Any]], told: Sequence[Exception | Deleted | None]
 ) -> Iterator[AccessLogEntry]:
-    """A line for each key."""
+    """Yields a line for each key."""
     for each, done in zip(wanted, told, strict=True):
         error = s3_error(done) if isinstance(done, Exception) else None
         status, code = (204, "") if error is None else (error.status, error.code)

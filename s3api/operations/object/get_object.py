@@ -38,8 +38,7 @@ _NOT_MODIFIED: Final = frozenset(
 
 
 class _Shown(msgspec.Struct):
-    """The headers of an object, kept with its facts: they follow from these, and from the
-    rest."""
+    """The headers of an object, kept with its facts, from which they follow."""
 
     settings: Settings
     checksums: bool
@@ -48,8 +47,8 @@ class _Shown(msgspec.Struct):
 
 
 async def get_object(call: Call) -> Response:
-    """The body is the data file's, sent by the kernel; replaced meanwhile, it is the old one to the
-    end; changed in place meanwhile, the connection is reset."""
+    """Returns the object. The body is the data file's, sent by the kernel; replaced meanwhile, it
+    is the old one to the end; changed in place meanwhile, the connection is reset."""
     opened = await open_for_reading(call)
     try:
         response, chosen = _answer(call, opened.facts)
@@ -66,7 +65,7 @@ async def get_object(call: Call) -> Response:
 
 
 async def head_object(call: Call) -> Response:
-    """As GetObject, without the body."""
+    """Does what GetObject does, without the body."""
     facts = await find_to_tell(call)
     response, chosen = _answer(call, facts)
     response.length = facts.size if chosen is None else chosen.length
@@ -74,7 +73,7 @@ async def head_object(call: Call) -> Response:
 
 
 def _answer(call: Call, facts: Facts) -> tuple[Response, ByteRange | None]:
-    """Status and headers, and the bytes that they speak of; None: all."""
+    """Returns status and headers, and the bytes that they describe; None: all."""
     if "owner" in facts.metadata:
         needed = actions.needed_of_source(call.params.get("VersionId"))
         call.service.access.require_of_foreign(call, needed, facts)
@@ -93,7 +92,8 @@ def _answer(call: Call, facts: Facts) -> tuple[Response, ByteRange | None]:
 
 
 def _is_not_modified(call: Call, facts: Facts) -> bool:
-    """Raises PreconditionFailed: what is there is another version than the caller wants."""
+    """Returns whether the object is unmodified. Raises PreconditionFailed: it is another version
+    than the caller wants."""
     try:
         return is_not_modified(Conditions.of(call.params), target(facts))
     except S3Error:
@@ -102,7 +102,7 @@ def _is_not_modified(call: Call, facts: Facts) -> bool:
 
 
 def _chosen(call: Call, facts: Facts) -> ByteRange | None:
-    """The range that is asked for; None: all of it."""
+    """Returns the requested range; None: all of it."""
     number, asked = call.params.get("PartNumber"), call.params.get("Range")
     if number is not None:
         if asked is not None:
@@ -112,15 +112,15 @@ def _chosen(call: Call, facts: Facts) -> ByteRange | None:
 
 
 def part_sizes(facts: Facts) -> list[int]:
-    """The sizes of the parts of the upload that made the object; of one that came whole, its own
-    size."""
+    """Returns the sizes of the parts of the upload that made the object; for one that came whole,
+    its own size."""
     sizes = kept_parts.sizes_of(facts.metadata)
     return sizes if sum(sizes) == facts.size and sizes else [facts.size]
 
 
 def _headers(call: Call, facts: Facts) -> Headers:
-    """The headers of the answer. Those of most answers are kept; not so where a parameter has a
-    word in them."""
+    """Returns the headers of the answer. Those of most answers are kept; not if a parameter
+    influences them."""
     params = call.params
     checksums = params.get("ChecksumMode") == "ENABLED" and "Range" not in params
     if call.asked.overrides or params.get("PartNumber") is not None:
@@ -169,7 +169,7 @@ def _add_kept(call: Call, facts: Facts, headers: Headers, checksums: bool) -> No
 
 
 def _checksum_headers(kept: Mapping[str, str], part: int | None) -> Headers:
-    """The checksum that was stored with the object; with one part of it, that part's own."""
+    """Returns the checksum that was stored with the object; for one part of it, that part's own."""
     told = {name: value for name, value in kept.items() if name.startswith("checksum.")}
     if part is not None and kept.get("parts"):
         own = dict(enumerate(kept_parts.checksums_of(kept), 1)).get(part)

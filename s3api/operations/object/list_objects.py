@@ -20,8 +20,8 @@ _is_same_decoded: Final = re.compile(r"[^%+\x00-\x08\x0b-\x1f\x7f\ufffe\uffff]*"
 
 
 async def list_objects(call: Call) -> Response:
-    """The first version. `NextMarker` is told with a delimiter alone, as S3 does: without one it is
-    the last key."""
+    """Lists by the first version of the operation. `NextMarker` is told only with a delimiter, as
+    S3 does: without one it is the last key."""
     asked = _Asked(call)
     marker = call.params.get("Marker", "")
     page = await _page(call, asked, _after(marker))
@@ -33,7 +33,7 @@ async def list_objects(call: Call) -> Response:
 
 
 async def list_objects_v2(call: Call) -> Response:
-    """Goes on by an opaque token."""
+    """Lists by the second version, which continues by an opaque token."""
     asked = _Asked(call)
     token, start_after = call.params.get("ContinuationToken"), call.params.get("StartAfter")
     start = _from_token(token) if token else _after(start_after or "")
@@ -52,7 +52,7 @@ async def list_objects_v2(call: Call) -> Response:
 
 
 async def list_object_versions(call: Call) -> Response:
-    """Versions and delete markers in one order: by key, those of a key newest first."""
+    """Lists versions and delete markers in one order: by key, those of a key newest first."""
     asked = _Asked(call)
     marker, version = call.params.get("KeyMarker", ""), call.params.get("VersionIdMarker", "")
     if version and not marker:
@@ -86,7 +86,7 @@ async def list_object_versions(call: Call) -> Response:
 
 
 class _Asked:
-    """The parameters that the three have in common, and how they are told again."""
+    """The parameters that the three have in common, and their form in the answer."""
 
     def __init__(self, call: Call) -> None:
         params = call.params
@@ -108,7 +108,7 @@ class _Asked:
         }
 
     def shown(self, text: str) -> str:
-        """A name as the client wants it written."""
+        """Returns a name as the client wants it written."""
         return url_encode(text) if self.url else text
 
 
@@ -130,8 +130,8 @@ def _answer(
 
 
 def _prefix_of_v1(encoded: str, plain: str) -> str:
-    """Some clients decode the prefix of this version and some (botocore) do not: it is encoded
-    where decoding would change it, or XML cannot hold it."""
+    """Returns the prefix for this version, which some clients decode and some (botocore) do not: it
+    is encoded if decoding would change it, or XML cannot hold it."""
     return plain if _is_same_decoded(plain) else encoded
 
 
@@ -149,7 +149,8 @@ async def _page(call: Call, asked: _Asked, start_after: bytes) -> ListingPage:
 
 
 def _after(marker: str) -> bytes:
-    """The start of a list; for a marker that no key can be, the last one that is not beyond it."""
+    """Returns the start of a list; for a marker that no key can be, the last one that is not beyond
+    it."""
     return marker.encode().partition(NUL)[0]
 
 

@@ -16,8 +16,8 @@ from s3api.storage.bucket_settings import PUBLIC_ACCESS
 
 
 def acl_of_new(call: Call) -> dict[str, str]:
-    """How owner and ACL of a new object are kept: the writer owns it and may give it an ACL,
-    unless the bucket's owner owns all. Raises S3Error."""
+    """Returns the form in which owner and ACL of a new object are kept: the writer owns it and may
+    give it an ACL, unless the bucket's owner owns all. Raises S3Error."""
     owned = call.settings.ownership
     acl.check_object(call.params, owned)
     if not ownership.has_acls(owned):
@@ -37,12 +37,12 @@ def acl_of_new(call: Call) -> dict[str, str]:
 
 
 def name_of(call: Call) -> NameOf:
-    """The users that grants may name: those that there are."""
+    """Returns the look-up of users that grants may name: the existing ones."""
     return lambda name: name if call.service.identities.names(name) else None
 
 
 async def get_object_acl(call: Call) -> Response:
-    """Returns the object's ACL; where ACLs do not count, full control of the bucket's owner."""
+    """Returns the object's ACL; if ACLs do not count, full control of the bucket's owner."""
     facts = find(call)
     if ownership.has_acls(call.settings.ownership):
         found = authorization.object_acl(call, facts)
@@ -53,7 +53,7 @@ async def get_object_acl(call: Call) -> Response:
 
 
 async def put_object_acl(call: Call) -> Response:
-    """One of: a canned ACL, grants in headers, a document. The owner stays."""
+    """Sets the ACL: a canned one, grants in headers, or a document. The owner stays."""
     if not ownership.has_acls(call.settings.ownership):
         raise acl.not_supported()
     owner = authorization.object_acl(call, find(call)).owner

@@ -17,7 +17,7 @@ PARTS_LIMIT: Final = 1000
 
 
 async def get_object_attributes(call: Call) -> Response:
-    """Returns the attributes that are asked for; ObjectParts only of an object that was uploaded in
+    """Returns the requested attributes; ObjectParts only for an object that was uploaded in
     parts."""
     asked = call.params["ObjectAttributes"]
     facts = await find_to_tell(call) if "ETag" in asked else find(call)
@@ -61,13 +61,13 @@ def _page(call: Call, facts: Facts, sizes: list[int]) -> dict[str, Any]:
 
 
 def _member(facts: Facts) -> str:
-    """The member of a checksum in the object's algorithm."""
+    """Returns the member of a checksum in the object's algorithm."""
     kept = (each for each in ALGORITHMS.values() if checksum_name(each) in facts.metadata)
     return next((each.member for each in kept), "")
 
 
 async def restore_object(call: Call) -> Response:
-    """There is one storage class, and nothing is archived."""
+    """Restores nothing: there is one storage class, and nothing is archived."""
     find(call)
     raise S3Error(
         "InvalidObjectState",

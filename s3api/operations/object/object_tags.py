@@ -13,20 +13,20 @@ from s3api.rules import tagging
 
 
 async def get_object_tagging(call: Call) -> Response:
-    """An empty set where there are none."""
+    """Returns the tags; an empty set if there are none."""
     facts = find(call)
     tags = tagging.parse_kept(facts.metadata.get("tagging", ""))
     return answer(call, {**tagging.document(tags), "VersionId": version_id(call, facts)})
 
 
 async def put_object_tagging(call: Call) -> Response:
-    """Instead of those that were there."""
+    """Replaces all tags."""
     tags = tagging.parse_document(call.params["Tagging"])
     return await _set(call, tagging.encode(tags))
 
 
 async def delete_object_tagging(call: Call) -> Response:
-    """All of them."""
+    """Deletes all tags."""
     return await _set(call, "")
 
 

@@ -1,4 +1,4 @@
-"""The version of an object that a request names, or S3's refusal where it is not there."""
+"""The version of an object that a request names, or S3's refusal if it does not exist."""
 
 import functools
 import os
@@ -29,7 +29,7 @@ _THREADS: Final = 64
 _WAITS: Final = 16
 """Threads that wait for seals."""
 _NO_MARKER: Final = {"x-amz-delete-marker": "false"}
-"""S3 leaves it out, Ceph's gateway says it."""
+"""A header that S3 leaves out and Ceph's gateway sends."""
 
 
 @functools.cache
@@ -43,8 +43,8 @@ def _waits() -> trio.CapacityLimiter:
 
 
 def find(call: Call) -> Facts:
-    """An object as it is now. Raises S3Error: NoSuchKey, NoSuchVersion, MethodNotAllowed for a
-    delete marker, AccessDenied for a missing key where the caller may not list the bucket."""
+    """Returns an object as it is now. Raises S3Error: NoSuchKey, NoSuchVersion, MethodNotAllowed
+    for a delete marker, AccessDenied for a missing key if the caller may not list the bucket."""
     try:
         facts = call.store.find(call.raw_bucket, call.raw_key, call.version, call.generation)
     except NoSuchVersion as error:
@@ -57,7 +57,7 @@ def find(call: Call) -> Facts:
 
 
 async def find_to_tell(call: Call) -> Facts:
-    """As `find`, with an ETag that stays."""
+    """Like `find`, with an ETag that stays."""
     facts = find(call)
     if not call.store.seals.is_awaited(call.raw_bucket, facts):
         return facts
@@ -68,7 +68,7 @@ async def find_to_tell(call: Call) -> Facts:
 async def settled(
     call: Call, look: Callable[[], T], awaited: Callable[[T], Mapping[int, str]]
 ) -> T:
-    """See `Seals.settled`."""
+    """Does what `Seals.settled` describes."""
     step = partial(call.store.seals.settled, look, awaited)
     return await trio.to_thread.run_sync(step, limiter=_waits())
 
@@ -80,8 +80,8 @@ def _awaited(call: Call, facts: Facts) -> Mapping[int, str]:
 
 
 async def open_for_reading(call: Call) -> OpenedObject:
-    """As `find`, with an ETag that stays and a descriptor that the caller closes. Data that other
-    nodes have are brought: small ones first, large ones as they are read."""
+    """Like `find`, with an ETag that stays and a descriptor that the caller closes. Data on other
+    nodes are fetched: small objects first, large ones as they are read."""
     opened = await _open(call)
     if opened.facts.inode.flags & Flag.SEALED:
         return opened
@@ -111,7 +111,7 @@ def _open_coming(call: Call) -> OpenedObject:
 
 
 def open_here(call: Call) -> OpenedObject:
-    """As `open_for_reading`, of what is on this host. Raises NotHere besides."""
+    """Like `open_for_reading`, for objects on this host. Also raises NotHere."""
     version = call.params.get("VersionId") or ""
     try:
         return call.service.store.open_here(
@@ -131,7 +131,8 @@ def _refusal(call: Call, error: NoSuchKey | NoSuchVersion) -> Exception:
 
 
 def marked(call: Call, facts: Facts) -> S3Error:
-    """The answer to who asks for a delete marker: by its id it can be deleted, and no more."""
+    """Returns the answer to a request for a delete marker: by its id it can be deleted, and no
+    more."""
     told = _DELETE_MARKER | {"x-amz-version-id": facts.version}
     if not call.version:
         call.store.misses.found_nothing(marked_deleted(facts))
@@ -144,7 +145,7 @@ def marked(call: Call, facts: Facts) -> S3Error:
 
 
 def check_version_id(version: str | None) -> None:
-    """Raises InvalidArgument for what can be the id of no version."""
+    """Raises InvalidArgument for a text that cannot be the id of a version."""
     if version is None or version == versions.NULL:
         return
     if not version:
@@ -154,20 +155,21 @@ def check_version_id(version: str | None) -> None:
 
 
 def version_id(call: Call, facts: Facts) -> str | None:
-    """The version id that an answer tells: none in a bucket that never kept versions."""
+    """Returns the version id that an answer tells: none in a bucket that never kept versions."""
     if call.settings.versioning or facts.version != versions.NULL:
         return facts.version
     return None
 
 
 def expiration(call: Call, facts: Facts) -> str | None:
-    """When a rule of the bucket's lifecycle ends the object, as `x-amz-expiration` has it."""
+    """Returns when a rule of the bucket's lifecycle ends the object, in the form of
+    `x-amz-expiration`."""
     rules = call.settings.get(LIFECYCLE)
     return None if rules is None else lifecycle.expiration_header(rules, version_of(facts))
 
 
 def version_of(facts: Facts) -> lifecycle.Version:
-    """The version that lifecycle rules are applied to."""
+    """Returns the version that lifecycle rules are applied to."""
     return lifecycle.Version(
         key=facts.key.decode(),
         size=facts.size,
@@ -177,8 +179,8 @@ def version_of(facts: Facts) -> lifecycle.Version:
 
 
 def _absent(call: Call, error: NoSuchKey) -> S3Error:
-    """The error for a missing key. Only a caller that may list the bucket learns that the key is
-    missing."""
+    """Returns the error for a missing key. Only a caller that may list the bucket learns that the
+    key is missing."""
     call.store.misses.found_nothing(error)
     if not call.service.access.allows(call, "s3:ListBucket"):
         return S3Error("AccessDenied")

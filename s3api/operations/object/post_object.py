@@ -1,7 +1,7 @@
-"""PostObject: uploads that browsers make with a form, signed by a policy or by nobody.
+"""PostObject: uploads that browsers make with a form, signed by a policy or unsigned.
 
-Its fields mean what the headers of PutObject mean; so they become those, and what is asked, kept
-and answered is as for PutObject. The file goes from the receive buffer into a draft.
+Its fields mean what the headers of PutObject mean; so they become those, and the request is handled
+like a PutObject. The file goes from the receive buffer into a draft.
 """
 
 import mmap
@@ -59,8 +59,8 @@ _OF_SIGNATURE: Final = frozenset(
 
 
 async def post_object(call: Call) -> Response:
-    """The file is put under the form's key, if the form's policy and the caller's permissions allow
-    all that it says."""
+    """Puts the file under the form's key, if the form's policy and the caller's permissions allow
+    all its fields."""
     with call.service.buffers.lent() as buffer:
         upload = _Upload(call, buffer)
         form = await upload.fields()
@@ -87,7 +87,7 @@ class _Upload:
         return self._fields.file_name
 
     async def fields(self) -> Mapping[str, str]:
-        """The fields before the file, by name in lower case. Raises S3Error."""
+        """Returns the fields before the file, by name in lower case. Raises S3Error."""
         while True:
             await self._receive()
             begin = self._fields.feed(self._data, self._end)
@@ -96,7 +96,7 @@ class _Upload:
                 return self._fields.found
 
     async def file(self) -> AsyncIterator[memoryview]:
-        """The file, in views that are good until the next one. Raises S3Error."""
+        """Yields the file, in views that are good until the next one. Raises S3Error."""
         delimiter = self._fields.delimiter
         while (close := self._data.find(delimiter, self._start, self._end)) < 0:
             # What may be the beginning of the delimiter waits for the rest.
@@ -122,7 +122,8 @@ class _Upload:
 
 
 def _as_put(call: Call, form: Mapping[str, str], file_name: str) -> tuple[Call, Bounds]:
-    """The request as the PutObject that it stands for, and how long the file may be."""
+    """Returns the request as the PutObject that it stands for, and the limits of the file's
+    length."""
     if not form.get("key"):
         raise S3Error("UserKeyMustBeSpecified")
     form = {**form, "key": put_file_name(form["key"], file_name)}
@@ -162,7 +163,7 @@ def _as_headers(form: Mapping[str, str]) -> dict[bytes, bytes]:
 
 
 def _tags(document: str) -> str:
-    """The header's form of the Tagging document in a field."""
+    """Returns the header's form of the Tagging document in a field."""
     body = document.encode()
     if len(body) > DOCUMENT_LIMIT_BYTES:
         raise S3Error("MalformedXML")
@@ -208,7 +209,7 @@ async def _put(call: Call, upload: _Upload, bounds: Bounds) -> tuple[Facts, Dige
 
 
 def _check_longest(bounds: Bounds, length: int) -> None:
-    """While the file comes, only what it must not exceed is known."""
+    """Checks the upper limit of the length: while the file comes, only that can be judged."""
     if length > min(bounds.most, PUT_LIMIT_BYTES):
         Bounds(0, min(bounds.most, PUT_LIMIT_BYTES)).check(length)
 
@@ -239,7 +240,7 @@ def _answer(call: Call, form: Mapping[str, str], facts: Facts, digests: Digests)
 
 
 def _location(call: Call) -> str:
-    """The object's URL, by the way that the form came."""
+    """Returns the object's URL, by the way that the form came."""
     host = (call.head.get(b"host") or b"").decode("latin-1")
     path = call.head.target.partition(b"?")[0].decode("latin-1").rstrip("/")
     scheme = "https" if call.head.secure else "http"
@@ -258,7 +259,7 @@ def _document(call: Call, location: str, facts: Facts) -> bytes:
 
 
 def _is_url(text: str) -> bool:
-    """Whether it can be redirected to; anything else is passed over, as S3 does."""
+    """Returns whether it can be redirected to; anything else is ignored, as S3 does."""
     if not text.isascii() or not text.isprintable() or " " in text:
         return False
     try:

@@ -23,8 +23,8 @@ PUT_LIMIT_BYTES: Final = 5 << 30
 
 
 async def put_object(call: Call) -> Response:
-    """Atomic under races: conditions are held against what is there in the transaction that puts
-    the object."""
+    """Puts an object. Atomic under races: conditions are checked in the transaction that puts the
+    object."""
     said = said_of_new(call)
     receiver = Receiver(call)
     if "WriteOffsetBytes" in call.params:
@@ -59,8 +59,7 @@ async def put_object(call: Call) -> Response:
 
 
 async def _begin(call: Call, size: int) -> ObjectDraft:
-    """Begins the draft, at once where that can be: a change of thread costs more than a small
-    body."""
+    """Begins the draft, at once if possible: a change of thread costs more than a small body."""
     draft = call.store.begin_now(call.raw_bucket, call.raw_key, size)
     if draft is None:
         return await call.blocking(lambda: call.store.begin(call.raw_bucket, call.raw_key, size))
@@ -68,33 +67,33 @@ async def _begin(call: Call, size: int) -> ObjectDraft:
 
 
 def check_of(conditions: Conditions) -> Check:
-    """The check of a put: `anything` without conditions, since what is there need not be read
-    then."""
+    """Returns the check of a put: `anything` without conditions, since the present object need not
+    be read then."""
     if not conditions:
         return anything
     return lambda found: check_write(conditions, found and target(found))
 
 
 def said_of_new(call: Call) -> dict[str, str]:
-    """The metadata that are kept with a new object: headers, tags, lock, ACL and owner. Raises
-    S3Error."""
+    """Returns the metadata that are kept with a new object: headers, tags, lock, ACL and owner.
+    Raises S3Error."""
     return metadata_of(call) | tags_of_new(call) | lock_of_new(call) | acl_of_new(call)
 
 
 def tags_of_new(call: Call) -> dict[str, str]:
-    """How the tags in a request's header are kept. Raises S3Error."""
+    """Returns the form in which the tags in a request's header are kept. Raises S3Error."""
     tags = tagging.parse_header(call.params.get("Tagging") or "")
     return {"tagging": tagging.encode(tags)} if tags else {}
 
 
 def checksum_attributes(digests: Digests) -> dict[str, str]:
-    """How a checksum is kept."""
+    """Returns the form in which a checksum is kept."""
     found = digests.checksum
     return {checksum_name(found.algorithm): found.value, "checksum.type": found.type}
 
 
 def put_result(call: Call, facts: Facts, digests: Digests) -> dict[str, Any]:
-    """The members of an answer to a put."""
+    """Returns the members of an answer to a put."""
     found = digests.checksum
     return {
         "ETag": f'"{facts.etag}"',

@@ -21,14 +21,14 @@ NOT_HELD: Final = "OFF"
 
 
 def lock_of_new(call: Call) -> dict[str, str]:
-    """How the lock of a new version is kept: the request's, else the bucket's default. Raises
-    S3Error."""
+    """Returns the form in which the lock of a new version is kept: the request's, else the bucket's
+    default. Raises S3Error."""
     lock = object_lock.new_lock(call.params, call.settings.get(OBJECT_LOCK), call.now)
     return lock_attributes(lock)
 
 
 def lock_attributes(lock: ObjectLock) -> dict[str, str]:
-    """How a lock is kept."""
+    """Returns the form in which a lock is kept."""
     said = {}
     if lock.retention is not None:
         said["retention"] = _kept(lock.retention)
@@ -38,13 +38,13 @@ def lock_attributes(lock: ObjectLock) -> dict[str, str]:
 
 
 def retention_of(facts: Facts) -> Retention | None:
-    """The retention that was put on a version, be it over or not."""
+    """Returns the retention that was put on a version, even if it is over."""
     mode, _, until_s = facts.metadata.get("retention", "").partition(" ")
     return Retention(mode, datetime.fromtimestamp(int(until_s), UTC)) if mode else None
 
 
 async def get_object_retention(call: Call) -> Response:
-    """Raises NoSuchObjectLockConfiguration where there is none."""
+    """Returns the retention. Raises NoSuchObjectLockConfiguration if there is none."""
     _check_bucket(call)
     found = retention_of(find(call))
     if found is None:
@@ -54,7 +54,8 @@ async def get_object_retention(call: Call) -> Response:
 
 
 async def put_object_retention(call: Call) -> Response:
-    """Longer is free; shorter, another mode or none need the right to bypass governance."""
+    """Sets the retention. A longer one is free; a shorter one, another mode or none need the right
+    to bypass governance."""
     _check_bucket(call)
     document = call.params.get("Retention")
     if document is None:
@@ -74,7 +75,7 @@ async def put_object_retention(call: Call) -> Response:
 
 
 async def get_object_legal_hold(call: Call) -> Response:
-    """Raises NoSuchObjectLockConfiguration where none was ever set."""
+    """Returns the legal hold. Raises NoSuchObjectLockConfiguration if none was ever set."""
     _check_bucket(call)
     status = find(call).metadata.get("legal-hold")
     if status is None:

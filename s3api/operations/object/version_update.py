@@ -1,4 +1,4 @@
-"""Changes of what is said about a version that is there."""
+"""Changes of the metadata of an existing version."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,13 +8,13 @@ from s3api.http.request_context import Call
 from s3api.operations.object.object_version import find, marked
 
 Change = Callable[[Facts], tuple[Metadata, Sequence[str]]]
-"""The attributes to set and the names to remove, given what is there; may be called more than
+"""Returns the attributes to set and the names to remove, given the version; may be called more than
 once."""
 
 
 async def update(call: Call, change: Change) -> Facts:
-    """The version as it was found, in the transaction that changed it. Raises S3Error as `find`,
-    and what `change` raises."""
+    """Returns the version as it was found, in the transaction that changed it. Raises the S3Error
+    of `find`, and what `change` raises."""
     find(call)
 
     def checked(facts: Facts) -> tuple[Metadata, Sequence[str]]:

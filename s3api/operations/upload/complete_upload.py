@@ -1,4 +1,4 @@
-"""CompleteMultipartUpload: the object is put together, or not at all."""
+"""CompleteMultipartUpload: the object is assembled, or not at all."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -27,12 +27,12 @@ from s3api.rules.conditions import Conditions
 
 
 async def complete_multipart_upload(call: Call) -> Response:
-    """Completed a second time within the hour it gives the same answer."""
+    """Completes an upload. Repeated within the hour it gives the same answer."""
     return await answer_lasting(call, partial(_complete, call), outlives_client=True)
 
 
 def _complete(call: Call, pace: WorkPace) -> dict[str, Any]:
-    """The members of the answer. Blocking."""
+    """Returns the members of the answer. Blocking."""
     call.look_again()
     wanted = _wanted(call)
     upload_id = call.params["UploadId"]
@@ -73,7 +73,7 @@ def _put_together(call: Call, upload: Upload, parts: Sequence[UploadPart], pace:
 
 
 def _wanted(call: Call) -> list[CompletedPart]:
-    """The parts that the request names. Raises MalformedXML."""
+    """Returns the parts that the request names. Raises MalformedXML."""
     asked = (call.params.get("MultipartUpload") or {}).get("Parts") or []
     if not 0 < len(asked) <= MAX_PARTS:
         raise S3Error("MalformedXML")
@@ -91,7 +91,7 @@ def _wanted_part(asked: Mapping[str, Any]) -> CompletedPart:
 
 
 def _checksum(call: Call, upload: Upload, parts: Sequence[UploadPart]) -> StoredChecksum | None:
-    """The checksum of the object, compared with the client's. Raises S3Error."""
+    """Returns the checksum of the object, compared with the client's. Raises S3Error."""
     algorithm, type_, named = checksum_of(upload)
     given = {
         each.name: call.params[each.member]

@@ -23,7 +23,7 @@ _OWN: Final = "upload."
 
 
 async def create_multipart_upload(call: Call) -> Response:
-    """Begins an upload. What the request says about the object holds for the object at the end."""
+    """Begins an upload. The metadata in the request are those of the final object."""
     asked, type_ = call.params.get("ChecksumAlgorithm"), call.params.get("ChecksumType")
     algorithm, type_ = checksums.multipart_type(asked, type_)
     said = said_of_new(call)
@@ -111,7 +111,7 @@ async def list_multipart_uploads(call: Call) -> Response:
 
 
 def checksum_of(upload: Upload) -> tuple[Algorithm, str, bool]:
-    """Algorithm and type of an upload's checksum, and whether its beginner named them."""
+    """Returns algorithm and type of an upload's checksum, and whether its beginner named them."""
     named = upload.metadata.get(_ALGORITHM)
     if named is None:
         return *checksums.multipart_type(None, None), False
@@ -119,12 +119,12 @@ def checksum_of(upload: Upload) -> tuple[Algorithm, str, bool]:
 
 
 def said_of_object(upload: Upload) -> dict[str, str]:
-    """The metadata that were given for the object when the upload was begun."""
+    """Returns the metadata that were given for the object when the upload was begun."""
     return {name: value for name, value in upload.metadata.items() if not name.startswith(_OWN)}
 
 
 def told_checksum(upload: Upload) -> dict[str, str]:
-    """Algorithm and type as members of an answer; empty where nobody named them."""
+    """Returns algorithm and type as members of an answer; empty if nobody named them."""
     algorithm, type_, named = checksum_of(upload)
     return {"ChecksumAlgorithm": algorithm.name, "ChecksumType": type_} if named else {}
 
@@ -142,7 +142,7 @@ def _told_part(upload: Upload, part: UploadPart) -> dict[str, Any]:
 
 
 def _told_end(call: Call, upload: Upload) -> dict[str, Any]:
-    """When a rule of the bucket's lifecycle ends the upload; empty where none does."""
+    """Returns when a rule of the bucket's lifecycle ends the upload; empty if none does."""
     rules = call.settings.get(LIFECYCLE)
     if rules is None:
         return {}
@@ -163,7 +163,7 @@ def _told_people(call: Call, upload: Upload) -> dict[str, dict[str, str]]:
 
 
 def _whole(name: str, value: object) -> int:
-    """A number that the model has as text."""
+    """Returns a number that the model has as text."""
     text = str(value)
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise invalid_argument(name, text)

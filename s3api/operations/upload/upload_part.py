@@ -25,8 +25,8 @@ PART_LIMIT_BYTES: Final = 5 << 30
 
 
 async def upload_part(call: Call) -> Response:
-    """Received as an object is. The upload's checksum is computed in any case, so that the object's
-    can be put together from those of its parts."""
+    """Receives a part as an object is received. The upload's checksum is computed in any case, so
+    that the object's can be combined from those of its parts."""
     number, upload = _number(call), _upload(call)
     algorithm, _, named = checksum_of(upload)
     receiver = Receiver(call, algorithm.name, besides=algorithm)
@@ -47,7 +47,7 @@ async def upload_part(call: Call) -> Response:
 
 
 async def upload_part_copy(call: Call) -> Response:
-    """The kernel copies the bytes; they are read once for the part's checksum."""
+    """Copies a part by the kernel; its bytes are read once for the part's checksum."""
     call.service.access.require(call, actions.needed(call.operation, call.params))
     number, upload = _number(call), _upload(call)
     size = _chosen(call, Source(call).facts.size).length
@@ -55,7 +55,7 @@ async def upload_part_copy(call: Call) -> Response:
 
 
 def _copied(call: Call, upload: Upload, number: int, pace: WorkPace) -> dict[str, Any]:
-    """The members of the answer. Blocking."""
+    """Returns the members of the answer. Blocking."""
     return copied(call, Source, lambda source: _copy(call, upload, number, source, pace))
 
 
@@ -97,7 +97,7 @@ def _upload(call: Call) -> Upload:
 
 
 def _check_algorithm(wanted: WantedChecksum, algorithm: Algorithm | None) -> None:
-    """The parts of an upload have the checksum that it was begun with."""
+    """Checks that a part has the checksum that its upload was begun with."""
     if algorithm is not None and wanted.algorithm is not algorithm:
         raise S3Error(
             "InvalidRequest",
@@ -133,7 +133,7 @@ async def _commit(call: Call, draft: ObjectDraft, digests: Digests) -> UploadPar
 
 
 def _said(digests: Digests) -> dict[str, str]:
-    """The metadata that are kept with a part."""
+    """Returns the metadata that are kept with a part."""
     return {
         f"checksum.{each.algorithm.name.lower()}": each.value
         for each in (digests.checksum, digests.besides)
@@ -142,7 +142,7 @@ def _said(digests: Digests) -> dict[str, str]:
 
 
 async def _discard(call: Call, draft: ObjectDraft) -> None:
-    """Cancelled: at its end."""
+    """Discards a draft. Cancelled: at its end."""
     with trio.CancelScope(shield=True):
         await call.blocking(lambda: call.store.discard(draft))
 
@@ -150,7 +150,7 @@ async def _discard(call: Call, draft: ObjectDraft) -> None:
 def _digests(
     call: Call, draft: ObjectDraft, size: int, algorithm: Algorithm, pace: WorkPace
 ) -> Digests:
-    """The digests of the bytes that were copied."""
+    """Returns the digests of the bytes that were copied."""
     first_pass = FirstPass(WantedChecksum(algorithm), size=size)
     first_pass.tag(fast=draft.fast_etag)
     with call.service.buffers.lent() as buffer:

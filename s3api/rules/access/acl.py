@@ -1,9 +1,10 @@
-"""Access control lists: canned ones, grants in headers and documents, and what they mean.
+"""Access control lists: canned ones, grants in headers and documents, and their meaning.
 
 An ACL means a policy: `policy_of_bucket` and `policy_of_object` write it as statements, so that one
 evaluator answers for policies and ACLs. Permissions:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/acl-overview.html. Under BucketOwnerEnforced
-ownership, the default of new buckets (`s3_object_ownership`), ACLs do not count and cannot be set.
+ownership, the default of new buckets (`s3_object_ownership`), ACLs do not count and cannot be
+set.
 """
 
 import re
@@ -59,7 +60,7 @@ _ON_OBJECT: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 NameOf = Callable[[str], str | None]
-"""The display name of a canonical id; None where there is no such user."""
+"""Returns the display name of a canonical id; None if there is no such user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class Acl:
 
 
 def canned(name: str, owner: Owner, bucket_owner: Owner) -> Acl:
-    """A canned ACL of what `owner` owns; a bucket is its own owner's. Raises InvalidArgument."""
+    """Returns a canned ACL of a bucket or object that `owner` owns; a bucket is its own owner's.
+    Raises InvalidArgument."""
     grants = [Grant(_FULL, user=owner)]
     if name in _CANNED:
         grants[:0] = (Grant(permission, group=group) for group, permission in _CANNED[name])
@@ -109,8 +111,8 @@ def canned(name: str, owner: Owner, bucket_owner: Owner) -> Acl:
 def from_params(
     params: Mapping[str, Any], owner: Owner, bucket_owner: Owner, name_of: NameOf
 ) -> Acl | None:
-    """The ACL that a request's headers ask for (botocore's `ACL` and `Grant…`), None where they ask
-    for none. Raises InvalidRequest, InvalidArgument, UnresolvableGrantByEmailAddress."""
+    """Returns the ACL that a request's headers ask for (botocore's `ACL` and `Grant…`), None if
+    they ask for none. Raises InvalidRequest, InvalidArgument, UnresolvableGrantByEmailAddress."""
     given = [member for member in _HEADERS if params.get(member)]
     name = params.get("ACL")
     if name and given:
@@ -130,8 +132,8 @@ def from_params(
 
 
 def from_document(content: Mapping[str, Any], owner: Owner, name_of: NameOf) -> Acl:
-    """The ACL of an AccessControlPolicy document for what `owner` owns. Raises MalformedACLError,
-    AccessDenied, InvalidArgument, UnresolvableGrantByEmailAddress."""
+    """Returns the ACL of an AccessControlPolicy document for a bucket or object that `owner` owns.
+    Raises MalformedACLError, AccessDenied, InvalidArgument, UnresolvableGrantByEmailAddress."""
     named = content.get("Owner", {}).get("ID")
     grants = content.get("Grants")
     if named is None or grants is None or len(grants) > _GRANTS:
@@ -142,13 +144,13 @@ def from_document(content: Mapping[str, Any], owner: Owner, name_of: NameOf) -> 
 
 
 def load(content: Mapping[str, Any]) -> Acl:
-    """The ACL that `document` made `content` of."""
+    """Returns the ACL from which `document` made `content`."""
     owner = Owner(content["Owner"]["ID"], content["Owner"]["DisplayName"])
     return Acl(owner, tuple(_load_grant(each) for each in content["Grants"]))
 
 
 def document(acl: Acl) -> dict[str, Any]:
-    """The answer to GetBucketAcl and GetObjectAcl, which is also what is kept."""
+    """Returns the answer to GetBucketAcl and GetObjectAcl, which is also the stored form."""
     return {
         "Owner": {"ID": acl.owner.id, "DisplayName": acl.owner.name},
         "Grants": [
@@ -159,8 +161,8 @@ def document(acl: Acl) -> dict[str, Any]:
 
 
 def check_object(params: Mapping[str, Any], owned: str) -> None:
-    """Raises AccessControlListNotSupported where a write names an ACL that `owned`, the bucket's
-    ownership, has no room for: all but full control of the bucket's owner."""
+    """Raises AccessControlListNotSupported if a write names an ACL that `owned`, the bucket's
+    ownership, does not allow: any but full control of the bucket's owner."""
     if ownership.has_acls(owned):
         return
     if params.get("ACL") in (None, "bucket-owner-full-control") and not _has_grants(params):
@@ -169,7 +171,7 @@ def check_object(params: Mapping[str, Any], owned: str) -> None:
 
 
 def check_bucket(params: Mapping[str, Any], owned: str) -> None:
-    """Raises InvalidBucketAclWithObjectOwnership where a bucket is created with an ACL beside
+    """Raises InvalidBucketAclWithObjectOwnership if a bucket is created with an ACL beside
     BucketOwnerEnforced."""
     if ownership.has_acls(owned) or (
         params.get("ACL") in (None, PRIVATE) and not _has_grants(params)
@@ -182,12 +184,12 @@ def check_bucket(params: Mapping[str, Any], owned: str) -> None:
 
 
 def not_supported() -> S3Error:
-    """The refusal of PutBucketAcl and PutObjectAcl under BucketOwnerEnforced."""
+    """Returns the refusal of PutBucketAcl and PutObjectAcl under BucketOwnerEnforced."""
     return S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs")
 
 
 def policy_of_bucket(acl: Acl, bucket: str) -> Policy:
-    """The policy that grants what a bucket's ACL allows."""
+    """Returns the policy that grants what a bucket's ACL allows."""
     statements = list(_statements(acl, _ON_BUCKET, bucket_arn(bucket)))
     inside = bucket_arn(bucket, "*")
     writers = (each for each in acl.grants if each.permission in ("WRITE", _FULL))
@@ -196,7 +198,7 @@ def policy_of_bucket(acl: Acl, bucket: str) -> Policy:
 
 
 def policy_of_object(acl: Acl) -> Policy:
-    """The policy that grants what an object's ACL allows; the caller has to ask it about that
+    """Returns the policy that grants what an object's ACL allows; the caller must ask it about that
     object alone."""
     return Policy(tuple(_statements(acl, _ON_OBJECT, "*")))
 
@@ -225,7 +227,7 @@ def _statement(grant: Grant, allowed: tuple[str, ...], resource: str) -> Stateme
 
 
 def _groups_first(grants: Iterable[Grant]) -> tuple[Grant, ...]:
-    """Otherwise in the order in which they came."""
+    """Returns the groups first, otherwise the order in which the grants came."""
     return tuple(sorted(grants, key=lambda each: each.group is None))
 
 
@@ -234,7 +236,7 @@ def _has_grants(params: Mapping[str, Any]) -> bool:
 
 
 def _grantees(header: str) -> Iterable[tuple[str, str]]:
-    """(kind, value) of `id="…", uri="…"`."""
+    """Yields (kind, value) of `id="…", uri="…"`."""
     at = 0
     while True:
         match = _GRANTEE.match(header, at)

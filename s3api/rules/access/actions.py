@@ -185,8 +185,8 @@ _BESIDES: Final = {
 
 
 def needed(operation: str, params: Mapping[str, Any]) -> tuple[str, ...]:
-    """The actions that an operation with these parameters (botocore's names) needs on its own
-    bucket or object. DeleteObjects takes its objects one by one; the source of a copy is
+    """Returns the actions that an operation with these parameters (botocore's names) needs on its
+    own bucket or object. DeleteObjects takes its objects one by one; the source of a copy is
     `needed_of_source`."""
     permissions = PERMISSIONS[operation]
     first = permissions.versioned if params.get("VersionId") is not None else permissions.plain
@@ -207,19 +207,19 @@ def needed(operation: str, params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def needed_of_source(version_id: str | None) -> str:
-    """The action that CopyObject and UploadPartCopy need on their source."""
+    """Returns the action that CopyObject and UploadPartCopy need on their source."""
     permissions = PERMISSIONS["GetObject"]
     return permissions.plain if version_id is None else permissions.versioned
 
 
 def needed_for_tags(version_id: str | None) -> str:
-    """The action that CopyObject needs on its source where it takes the tags over."""
+    """Returns the action that CopyObject needs on its source if it takes the tags over."""
     permissions = PERMISSIONS["GetObjectTagging"]
     return permissions.plain if version_id is None else permissions.versioned
 
 
 def concerns_bucket(action: str) -> bool:
-    """Whether an action is one on a bucket, not on objects."""
+    """Returns whether an action is one on a bucket, not on objects."""
     return action in _BUCKET_ACTIONS
 
 

@@ -27,7 +27,8 @@ Match = Callable[[str, str], bool]
 
 
 def holds(name: str, patterns: Sequence[str], values: tuple[str, ...] | None) -> bool:
-    """Whether the operator holds for the key's patterns in the policy and values in the request."""
+    """Returns whether the operator holds for the key's patterns in the policy and values in the
+    request."""
     qualifier, operator, if_exists = _split(name)
     if operator == "null":
         return any((values is None) == (each.lower() == "true") for each in patterns)
@@ -46,13 +47,14 @@ def holds(name: str, patterns: Sequence[str], values: tuple[str, ...] | None) ->
 
 
 def is_known(name: str) -> bool:
-    """Whether there is such an operator."""
+    """Returns whether there is such an operator."""
     _, operator, if_exists = _split(name)
     return operator in _OPERATORS or (operator == "null" and not if_exists)
 
 
 def are_valid(name: str, patterns: Sequence[str]) -> bool:
-    """Whether an operator of that name can take the patterns; variables are taken on trust."""
+    """Returns whether an operator of that name can take the patterns; variables are accepted
+    unchecked."""
     _, operator, _ = _split(name)
     check = _CHECKS.get(operator.replace("not", ""))
     return bool(patterns) and (
@@ -61,7 +63,8 @@ def are_valid(name: str, patterns: Sequence[str]) -> bool:
 
 
 def is_narrow_network(pattern: str) -> bool:
-    """Whether a network is small enough to be no public one: /8 (IPv4), /32 (IPv6) or longer."""
+    """Returns whether a network is small enough to be no public one: /8 (IPv4), /32 (IPv6) or
+    longer."""
     network = _network(pattern)
     return network is not None and network.prefixlen >= _NARROW_PREFIX[network.version]
 
@@ -73,7 +76,7 @@ def _split(name: str) -> tuple[str, str, bool]:
 
 
 def _equals(pattern: str, value: str) -> bool:
-    """Without wildcards: what a variable put in still stands escaped."""
+    """Compares without wildcards: the value of a variable is still escaped."""
     return matches(_star_free(pattern), value)
 
 
@@ -88,7 +91,7 @@ def _equals_ignoring_case(pattern: str, value: str) -> bool:
 
 
 def _is_arn(pattern: str, value: str) -> bool:
-    """Each of the six parts for itself: a star does not reach over a colon."""
+    """Compares each of the six parts separately: a star does not reach over a colon."""
     ours, theirs = pattern.split(":", 5), value.split(":", 5)
     return len(ours) == len(theirs) and all(map(matches, ours, theirs))
 
@@ -123,7 +126,7 @@ def _number(text: str) -> float | None:
 
 
 def _time(text: str) -> float | None:
-    """Unix seconds of an ISO 8601 time or of a number of seconds."""
+    """Returns Unix seconds of an ISO 8601 time or of a number of seconds."""
     if (seconds := _number(text)) is not None:
         return seconds
     try:

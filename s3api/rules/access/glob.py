@@ -14,23 +14,23 @@ _REMEMBERED: Final = 4096
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether `text` as a whole is of the form of `pattern`."""
+    """Returns whether `text` as a whole is of the form of `pattern`."""
     return compiled(pattern).fullmatch(text) is not None
 
 
 def literal(text: str) -> str:
-    """The pattern that only `text` matches."""
+    """Returns the pattern that only `text` matches."""
     return _SPECIAL.sub(lambda match: "${" + match[0] + "}", text)
 
 
 def is_fixed(pattern: str) -> bool:
-    """Whether a pattern has no wildcard."""
+    """Returns whether a pattern has no wildcard."""
     return not any(match[2] for match in _PIECE.finditer(pattern))
 
 
 @lru_cache(_REMEMBERED)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a pattern. Between stars, the first place where a part stands is as
+    """Returns the regular expression of a pattern. Between stars, the first place of a part is as
     good as any later one: atomic groups, which never go back, find it."""
     parts = [""]
     for escaped, wildcard, text in _PIECE.findall(pattern):

@@ -12,7 +12,7 @@ _ALL: Final = frozenset({BUCKET_OWNER_ENFORCED, BUCKET_OWNER_PREFERRED, OBJECT_W
 
 
 def parse_controls(controls: Mapping[str, Any]) -> str:
-    """The ownership that an OwnershipControls document sets. Raises MalformedXML."""
+    """Returns the ownership that an OwnershipControls document sets. Raises MalformedXML."""
     rules = controls.get("Rules", ())
     if len(rules) != 1:
         raise S3Error("MalformedXML")
@@ -20,17 +20,17 @@ def parse_controls(controls: Mapping[str, Any]) -> str:
 
 
 def parse_ownership(value: str) -> str:
-    """The ownership of `x-amz-object-ownership`. Raises MalformedXML."""
+    """Returns the ownership of `x-amz-object-ownership`. Raises MalformedXML."""
     if value not in _ALL:
         raise S3Error("MalformedXML", f"{value} is no object ownership")
     return value
 
 
 def controls(ownership: str) -> dict[str, list[dict[str, str]]]:
-    """The OwnershipControls document."""
+    """Returns the OwnershipControls document."""
     return {"Rules": [{"ObjectOwnership": ownership}]}
 
 
 def has_acls(ownership: str) -> bool:
-    """Whether ACLs count under this ownership."""
+    """Returns whether ACLs count under this ownership."""
     return ownership != BUCKET_OWNER_ENFORCED

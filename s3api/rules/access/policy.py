@@ -1,12 +1,13 @@
-"""Policies of buckets and users: documents, and what they decide.
+"""Policies of buckets and users: documents, and their decisions.
 
-The language is that of IAM (https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_
-elements.html): an explicit Deny wins, then an Allow, else nothing is said and the caller refuses. A
-bucket's policy names principals and speaks of that bucket alone; a user's policy names none.
+The language is that of IAM
+(https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements.html): an explicit
+Deny wins, then an Allow, else nothing is said and the caller refuses. A bucket's policy names
+principals and is about that bucket alone; a user's policy names none.
 
 A caller is known by its name, `arn:aws:iam::<account>:user/<name>`, and by a canonical id, which
-ACLs use. Anonymous callers match the principal `*` alone. Values of a request, by condition key in
-lower case, are the service's to collect (`AccessRequest.values`).
+ACLs use. Anonymous callers match the principal `*` alone. The service collects the values of a
+request, by condition key in lower case (`AccessRequest.values`).
 """
 
 import json
@@ -64,7 +65,7 @@ RESOURCE: Final = "resource"
 
 
 class Decision(Enum):
-    """The decision of policies on a request; NONE where no statement speaks of it."""
+    """The decision of policies on a request; NONE if no statement is about it."""
 
     DENY = "deny"
     ALLOW = "allow"
@@ -89,9 +90,8 @@ class Requester:
 class AccessRequest:
     """`action` as in `s3:GetObject`, `resource` an ARN, `values` by condition key in lower case.
 
-    `unknown`: of which condition keys (their beginnings) the values are not known yet, and
-    RESOURCE. An Allow is taken to hold there, a Deny not to: a caller that is not allowed so never
-    is."""
+    `unknown`: condition keys (their beginnings) whose values are not known yet, and RESOURCE. There
+    an Allow is taken to hold, a Deny not to: a caller that is not even allowed so never is."""
 
     caller: Requester
     action: str
@@ -113,7 +113,7 @@ class Statement:
     negated: frozenset[str] = frozenset()
 
     def applies(self, request: AccessRequest, *, variables: bool) -> bool:
-        """Whether it speaks of the request. `variables`: `${…}` are replaced."""
+        """Returns whether it is about the request. `variables`: `${…}` are replaced."""
         return (
             self._speaks("Action", _any_action(self.actions, request.action))
             and self._names(request.caller)
@@ -148,7 +148,7 @@ class Policy:
 
 
 def evaluate(policies: Iterable[Policy], request: AccessRequest) -> Decision:
-    """The decision of the policies together: a Deny anywhere wins."""
+    """Returns the decision of the policies together: a Deny anywhere wins."""
     decision = Decision.NONE
     for policy in policies:
         for statement in policy.statements:
@@ -162,24 +162,26 @@ def evaluate(policies: Iterable[Policy], request: AccessRequest) -> Decision:
 
 
 def is_public(policy: Policy) -> bool:
-    """Whether a bucket's policy allows something to everybody, by the rules of Block Public Access:
-    statements that name principals, or hold a narrowing key to fixed values, are not public."""
+    """Returns whether a bucket's policy allows everybody something, by the rules of Block Public
+    Access: statements that name principals, or restrict a narrowing key to fixed values, are not
+    public."""
     return any(_is_public(statement) for statement in policy.statements)
 
 
 def bucket_arn(bucket: str, key: str | None = None) -> str:
-    """The ARN of a bucket, or of an object."""
+    """Returns the ARN of a bucket, or of an object."""
     return f"{ARN}{bucket}" if key is None else f"{ARN}{bucket}/{key}"
 
 
 def parse_bucket_policy(document: bytes | str) -> Policy:
-    """A bucket's policy as it is kept. Raises MalformedPolicy."""
+    """Parses a bucket's policy as it is kept. Raises MalformedPolicy."""
     return _parse(document, has_principals=True)
 
 
 def new_bucket_policy(document: bytes | str, bucket: str) -> Policy:
-    """A policy that a bucket is given: what `parse_bucket_policy` takes, unless it cannot be meant
-    so. A kept one stays in force when this gets stricter. Raises MalformedPolicy."""
+    """Parses a policy that is set for a bucket: like `parse_bucket_policy`, but refuses one that
+    cannot be meant so. A stored one stays in force when this gets stricter. Raises
+    MalformedPolicy."""
     policy = parse_bucket_policy(document)
     for statement in policy.statements:
         for resource in statement.resources:
@@ -193,7 +195,7 @@ def new_bucket_policy(document: bytes | str, bucket: str) -> Policy:
 
 
 def parse_user_policy(document: bytes | str) -> Policy:
-    """A user's policy. Raises MalformedPolicy."""
+    """Parses a user's policy. Raises MalformedPolicy."""
     return _parse(document, has_principals=False)
 
 
@@ -227,8 +229,8 @@ def _is_unknown(key: str, request: AccessRequest) -> bool:
 
 
 def _fill(pattern: str, values: Mapping[str, tuple[str, ...]]) -> str | None:
-    """The pattern with its variables replaced; None where one has no single value and no default.
-    What is filled in is taken literally: a user named `*` is not everybody."""
+    """Returns the pattern with its variables replaced; None if one has no single value and no
+    default. Values are taken literally: a user named `*` is not everybody."""
     if "${" not in pattern:
         return pattern
     missing = False
@@ -246,7 +248,7 @@ def _fill(pattern: str, values: Mapping[str, tuple[str, ...]]) -> str | None:
 
 
 def _plain(pattern: str) -> str:
-    """The pattern in a document whose version knows no variables: `$` is a character."""
+    """Returns the pattern in a document whose version knows no variables: `$` is a character."""
     return pattern.replace("$", "${$}")
 
 
@@ -308,8 +310,8 @@ def _parse(document: bytes | str, *, has_principals: bool) -> Policy:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The members as a dict. Raises ValueError for two of one name: it is not clear which one the
-    writer meant."""
+    """Returns the members as a dict. Raises ValueError for two of one name: it is not clear which
+    one the writer meant."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is there twice")
@@ -342,7 +344,7 @@ def _statement(content: Any, has_principals: bool) -> Statement:
 
 
 def _one_of(content: Mapping[str, Any], element: str, negated: set[str]) -> Any:
-    """The value of an element or of its Not form, whichever is there."""
+    """Returns the value of an element or of its Not form, whichever exists."""
     if (element in content) == (f"Not{element}" in content):
         raise _malformed(f"Missing required field {element}, or both {element} and Not{element}")
     if element in content:
@@ -373,7 +375,7 @@ def _principals(
 
 
 def _is_user(name: str) -> bool:
-    """An ARN of a user, role or account, an account id, or a plain name."""
+    """Returns whether it is an ARN of a user, role or account, an account id, or a plain name."""
     if not name.startswith("arn:"):
         return bool(name) and "/" not in name and ":" not in name
     parts = name.split(":", 5)
@@ -438,13 +440,14 @@ def _check_resource(resource: str, bucket: str) -> None:
 
 
 def _check_named(statement: Statement) -> None:
-    """Whoever allows all but some allows it to anonymous callers."""
+    """Refuses an Allow for all but some callers: it would allow anonymous ones."""
     if "Principal" in statement.negated:
         raise _malformed("Allow with NotPrincipal is not allowed")
 
 
 def _check_reach(statement: Statement, bucket: str) -> None:
-    """A Deny of an action of buckets on objects alone, or the reverse, would deny nothing."""
+    """Refuses a Deny of an action of buckets on objects alone, or the reverse, which would deny
+    nothing."""
     on_bucket = any(
         "/" not in each or matches(each, bucket_arn(bucket)) for each in statement.resources
     )

@@ -1,4 +1,4 @@
-"""Block Public Access: the four switches of a bucket, and what each does.
+"""Block Public Access: the four switches of a bucket, and their effects.
 
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-control-block-public-access.html
 """
@@ -14,7 +14,7 @@ from s3api.rules.access.policy import Policy, Requester, is_public
 
 @dataclass(frozen=True, slots=True)
 class PublicAccessBlock:
-    """The four switches, off where a bucket has no configuration."""
+    """The four switches, off if a bucket has no configuration."""
 
     block_acls: bool = False
     ignore_acls: bool = False
@@ -32,7 +32,7 @@ class PublicAccessBlock:
         )
 
     def document(self) -> dict[str, bool]:
-        """The PublicAccessBlockConfiguration."""
+        """Returns the PublicAccessBlockConfiguration."""
         return {
             "BlockPublicAcls": self.block_acls,
             "IgnorePublicAcls": self.ignore_acls,
@@ -41,25 +41,25 @@ class PublicAccessBlock:
         }
 
     def check_acl(self, acl: Acl) -> None:
-        """Before an ACL is set. Raises AccessDenied."""
+        """Checks an ACL before it is set. Raises AccessDenied."""
         if self.block_acls and acl.is_public:
             raise S3Error("AccessDenied")
 
     def check_policy(self, policy: Policy) -> None:
-        """Before a bucket's policy is set. Raises AccessDenied."""
+        """Checks a bucket's policy before it is set. Raises AccessDenied."""
         if self.block_policy and is_public(policy):
             raise S3Error("AccessDenied")
 
     def effective_acl(self, acl: Acl) -> Acl:
-        """The part of an ACL that counts."""
+        """Returns the part of an ACL that counts."""
         if not self.ignore_acls:
             return acl
         groups = (ALL_USERS, AUTHENTICATED_USERS)
         return Acl(acl.owner, tuple(each for each in acl.grants if each.group not in groups))
 
     def effective_policy(self, policy: Policy, caller: Requester, owner_account: str) -> Policy:
-        """The part of a bucket's policy that counts for a caller: of a public policy, a caller from
-        outside the owner's account keeps only what is denied."""
+        """Returns the part of a bucket's policy that counts for a caller: from a public policy, a
+        caller from outside the owner's account keeps only the denials."""
         if not self.restrict_buckets or not is_public(policy):
             return policy
         if caller.name is not None and caller.account == owner_account:

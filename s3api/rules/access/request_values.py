@@ -1,4 +1,4 @@
-"""The condition keys of a request: what policies can ask about it.
+"""The condition keys of a request: the values that policies can ask about.
 
 Source: "Condition keys for Amazon S3" in the Service Authorization Reference, and the global
 condition keys of the IAM User Guide. Keys are in lower case; a key that has no value in a request
@@ -15,7 +15,7 @@ from s3api.rules.access.policy import Requester
 
 Values = dict[str, tuple[str, ...]]
 REQUEST_TAGS: Final = "s3:requestobjecttag"
-"""How the condition keys of a request's own tags begin."""
+"""The beginning of the condition keys of a request's own tags."""
 
 _HEADERS: Final = {
     "aws:referer": "referer",
@@ -48,7 +48,7 @@ _QUERY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SignatureKind:
-    """How a request is signed: `version` AWS4-HMAC-SHA256 or AWS, `place` REST-HEADER,
+    """The way in which a request is signed: `version` AWS4-HMAC-SHA256 or AWS, `place` REST-HEADER,
     REST-QUERY-STRING or POST, `age_ms` the signature's age."""
 
     version: str
@@ -66,7 +66,7 @@ def request_values(
     query: Mapping[str, str],
     signed: SignatureKind | None,
 ) -> Values:
-    """The values of a request; tags come with `with_request_tags`, `with_existing_tags`."""
+    """Returns the values of a request; tags come with `with_request_tags`, `with_existing_tags`."""
     values: Values = {
         "aws:sourceip": (source_ip,),
         "aws:securetransport": ("true" if secure else "false",),
@@ -91,7 +91,7 @@ def request_values(
 
 
 def with_request_tags(values: Values, tags: Mapping[str, str]) -> Values:
-    """The values, with the tags that a request brings for its object."""
+    """Returns the values, with the tags that a request brings for its object."""
     if not tags:
         return values
     named = {f"{REQUEST_TAGS}/{key.lower()}": (value,) for key, value in tags.items()}
@@ -99,10 +99,10 @@ def with_request_tags(values: Values, tags: Mapping[str, str]) -> Values:
 
 
 def with_existing_tags(values: Values, tags: Mapping[str, str]) -> Values:
-    """The values, with the tags that the object has."""
+    """Returns the values, with the tags that the object has."""
     return values | {f"s3:existingobjecttag/{key.lower()}": (value,) for key, value in tags.items()}
 
 
 def _source(header: str) -> str:
-    """`bucket/key` of a copy's source, without its version."""
+    """Returns `bucket/key` of a copy's source, without its version."""
     return unquote(header.partition("?versionId=")[0]).removeprefix("/")
