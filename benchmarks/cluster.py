@@ -38,16 +38,31 @@ _say: Final = _program.teller("cluster")
 
 def holders(cluster: Cluster, quick: bool) -> float:
     """The speed of a read, as a part of what the three links carry together."""
+    size, elapsed, _ = _read_of_three(cluster, quick)
+    return size * 8 / elapsed / 3e9
+
+
+def holders_cost(cluster: Cluster, quick: bool) -> float:
+    """CPU seconds of all nodes for each GiB of such a read."""
+    size, _, used_s = _read_of_three(cluster, quick)
+    return used_s / (size / (1024 * MIB))
+
+
+def _read_of_three(cluster: Cluster, quick: bool) -> tuple[int, float, float]:
+    """Bytes, seconds, and CPU seconds of the daemons."""
     size = (256 if quick else 1024) * MIB
     name = _written(cluster, 1, size)
     for number in (2, 3):
         _read(cluster, number, name)
     _calm(cluster)
     limits = {1: 1000.0, 2: 1000.0, 3: 1000.0, 4: 3000.0}
+    daemons = [pid for host in cluster if (pid := host.find()) is not None]
+    before_s = processor_s(daemons)
     with _limited(cluster, limits):
         elapsed = _read(cluster, 4, name)
+        used_s = processor_s(daemons) - before_s
     _remove(cluster, name)
-    return size * 8 / elapsed / 3e9
+    return size, elapsed, used_s
 
 
 def tree(cluster: Cluster, quick: bool) -> float:
@@ -111,6 +126,11 @@ ROWS: Final[Sequence[tuple[Row, int, Measure]]] = (
         ),
         4,
         holders,
+    ),
+    (
+        Row("read of 1 GiB from 3 holders: CPU of all nodes, s/GiB", "s", False, {}),
+        4,
+        holders_cost,
     ),
     (
         Row(

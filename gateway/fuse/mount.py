@@ -308,7 +308,7 @@ async def _serve_through_libfuse(
 
 def _open_files(node: Node, on_closed: Callable[[OpenFile], None]) -> OpenFiles:
     return OpenFiles(
-        node.volume, node.bringing, node.missing, node.boot, node.open_file_shares, on_closed
+        node.volume, node.transfers, node.missing, node.boot, node.open_file_shares, on_closed
     )
 
 

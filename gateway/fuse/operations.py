@@ -86,7 +86,7 @@ class Operations:
         self.directories = DirectoryStreams(node)
         self.introductions = Introductions(node.engine, node.known, node.holders)
         self.moved_names = MovedNames(node.engine)
-        self.overtaken_opens = OvertakenOpens(node.bringing, node.files)
+        self.overtaken_opens = OvertakenOpens(node.transfers, node.files)
         self.xattrs = Xattrs(node.engine, node.evictor, node.store.root)
 
     # ---- names

@@ -36,8 +36,7 @@ from kvfs.meta.records import Flag
 from kvfs.node.tasks.evictor import Evictor
 from kvfs.node.tasks.sealer import Sealer
 from kvfs.policy.miss_reasons import Reason
-from kvfs.transfer.borrowed_file import Borrowing
-from kvfs.transfer.fetcher import Bringing
+from kvfs.transfer.transfers import Transfers
 from kvfs.tree import notices
 from kvfs.tree.changes import Change, from_wire
 from kvfs.tree.inodes import read_inodes
@@ -106,8 +105,7 @@ class Requests:
         holders: Holders,
         sealer: Sealer,
         evictor: Evictor,
-        bringing: Bringing,
-        borrowing: Borrowing,
+        transfers: Transfers,
         missing: Missing,
         capacity: Callable[[], int],
         tell_mounts: Callable[[Sequence[Change]], Awaitable[None]],
@@ -118,8 +116,7 @@ class Requests:
         self._holders = holders
         self._sealer = sealer
         self._evictor = evictor
-        self._bringing = bringing
-        self._borrowing = borrowing
+        self._transfers = transfers
         self._missing = missing
         self._capacity = capacity
         self._tell_mounts = tell_mounts
@@ -177,13 +174,13 @@ class Requests:
     async def _on_bring(self, params: dict[str, Any]) -> dict[str, Any]:
         asked = msgspec.convert(params, _Bring)
         await self._missing.settle(asked.inode)
-        if not self._bringing.is_possible:
+        if not self._transfers.is_possible:
             return {"state": "nowhere"}
         with trio.move_on_after(_PATIENCE_S):
             if asked.length < 0:
-                await self._bringing.bring(asked.inode)
+                await self._transfers.bring(asked.inode)
             else:
-                await self._bringing.bring_span(
+                await self._transfers.bring_span(
                     asked.inode, asked.version, asked.offset, asked.length
                 )
             return {"state": "here"}
@@ -191,10 +188,10 @@ class Requests:
 
     async def _on_borrow(self, params: dict[str, Any]) -> dict[str, Any]:
         asked = msgspec.convert(params, _Borrow)
-        if self._borrowing.fetch is None:
+        if not self._transfers.is_shared:
             return {"state": "nowhere"}
         with trio.move_on_after(_PATIENCE_S):
-            await self._borrowing.borrow(asked.inode, asked.bytes, asked.into)
+            await self._transfers.borrow(asked.inode, asked.bytes, asked.into)
             return {"state": "here"}
         return {"state": "coming"}
 

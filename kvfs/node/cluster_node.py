@@ -61,8 +61,7 @@ from kvfs.node.tasks.drainer import Evict
 from kvfs.node.tasks.lease_renewer import Renewal
 from kvfs.node.tasks.removed_node_gc import Forget, Removal
 from kvfs.transfer.chunk_provider import ChunkProvider
-from kvfs.transfer.file_fetches import Fetcher
-from kvfs.transfer.peer_source import by_peers
+from kvfs.transfer.peer_fetches import PeerFetches
 from kvfs.transfer.rdma.rdma_transport import Rdma
 from kvfs.transfer.rdma.transfer_process import require
 from kvfs.tree.private_files import is_late, settle
@@ -114,8 +113,13 @@ class Clustered:
         self.peers = PeerClient(self.identity)
         self.rdma = Rdma(at.host, self.peers) if transport == "rdma" else None
         """The transport of this name, if it is in use."""
-        self.fetcher = Fetcher(self.peers, member.node, self.rdma.taking if self.rdma else None)
-        self.fetch: Final = by_peers(self.fetcher, self.address, lambda: member.holds_lease)
+        self.fetches: Final = PeerFetches(
+            self.peers,
+            member.node,
+            self.address,
+            lambda: member.holds_lease,
+            self.rdma.taking if self.rdma else None,
+        )
         self.replicas: Replicas | None = None
         self.server: PeerServer | None = None
         """The server of peers, once there is something to serve."""
@@ -164,7 +168,7 @@ class Clustered:
     def counters(self) -> dict[str, int]:
         """The counters of traffic to and from other nodes."""
         return {
-            **self.fetcher.counters,
+            **self.fetches.counters,
             **(self.server.counters if self.server else {}),
             **(self.rdma.counters if self.rdma else {}),
         }
@@ -216,7 +220,7 @@ class Clustered:
     ) -> PeerServer:
         """Returns the server of this node's data; `run` starts it. `is_changed`: as for
         `ChunkProvider`."""
-        shelf = ChunkProvider(files, index, self.fetcher, is_changed)
+        shelf = ChunkProvider(files, index, self.fetches, is_changed)
         self.server = PeerServer(
             self.identity, shelf, lambda: self.member.holds_lease, replicas.demanded
         )
@@ -249,7 +253,7 @@ class Clustered:
             async with trio.open_nursery() as nursery:
                 if self.rdma is not None:
                     await nursery.start(self.rdma.run)
-                await nursery.start(self.fetcher.run)
+                await nursery.start(self.fetches.run)
                 await nursery.start(self.server.serve, self._listeners)
                 await self.member.announce(self.engine, lambda: _measured(space(), self.replicas))
                 nursery.start_soon(Removal(self.engine, self.claims, forget).run)

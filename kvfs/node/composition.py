@@ -44,9 +44,9 @@ from kvfs.node.tasks.stale_data_gc import Strays
 from kvfs.node.tasks.surplus_replicas import Spare
 from kvfs.node.tasks.tier_mover import Tiering
 from kvfs.node.tasks.unsealer import Unsealer
-from kvfs.transfer.borrowed_file import Borrowing
 from kvfs.transfer.cold.endpoint import parse
-from kvfs.transfer.fetcher import Bringing
+from kvfs.transfer.origins import FileOrigins
+from kvfs.transfer.transfers import Transfers
 from kvfs.tree.changes import Change
 from kvfs.tree.inodes import read_inodes
 from kvfs.vfs.inode_holders import Holders
@@ -132,19 +132,21 @@ class Node:
         self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
         self.cold = self._cold_tier()
         self.tiering = self._tiering()
-        self.bringing = Bringing(
+        self.transfers = Transfers(
             engine,
             self.files,
             self.index,
             self.volume,
             lambda size: self.evictor.room_for(STORE, size),
+            FileOrigins(
+                engine,
+                self.volume,
+                peers=cluster.fetches if cluster else None,
+                look_again=cluster.look_again if cluster else None,
+                cold=self.cold.fetch if self.cold else None,
+            ),
         )
-        self.borrowing = Borrowing(engine, self.files)
-        if self.cold is not None:
-            self.bringing.cold = self.cold.fetch
         if cluster is not None:
-            self.bringing.fetch = self.borrowing.fetch = cluster.fetch
-            self.bringing.look_again = cluster.look_again
             self.evictor.spare = Spare(cluster.member.roster.lives)
         self.strays = Strays(engine, self.files, self.index, self.holders)
         self.damage = DamagedFiles(
@@ -156,7 +158,7 @@ class Node:
             self.files,
             self.volume.give_up,
             self.damage.found,
-            lambda: self.bringing.is_possible,
+            lambda: self.transfers.is_possible,
             self.unsealer.is_written,
         )
         self.requests = Requests(
@@ -165,8 +167,7 @@ class Node:
             self.holders,
             self.sealer,
             self.evictor,
-            self.bringing,
-            self.borrowing,
+            self.transfers,
             self.missing,
             lambda: self.accounting.capacity,
             self.changed,
@@ -178,8 +179,8 @@ class Node:
         self.whereabouts = Whereabouts(
             engine,
             self.files,
-            self.bringing.share,
-            self.bringing.bring,
+            self.transfers.share,
+            self.transfers.bring,
             config.cold,
         )
         self.control = ControlServer(
@@ -244,7 +245,7 @@ class Node:
     def keep_copies(self, cluster: "Clustered") -> "Replicas":
         """Serve peers and take part in keeping copies; returns what is to be run for that."""
         replicas = cluster.keep_copies(
-            self.bringing, self.index, self.evictor.evict, self.config.repair_rate
+            self.transfers, self.index, self.evictor.evict, self.config.repair_rate
         )
         # A mount says what is changed, and there may be another one later.
         cluster.serve(self.files, self.index, lambda ino: self.holders.is_changed(ino), replicas)
@@ -259,7 +260,7 @@ class Node:
             await self.replicas.acknowledge(inos)
 
     def _local_space(self) -> NodeSpace:
-        coming = self.bringing
+        coming = self.transfers
         return NodeSpace(self.index.used_bytes(), coming.coming_bytes, coming.settles)
 
     def _published(self, ino: int, version: int, blocks: int) -> None:
@@ -308,7 +309,7 @@ class Node:
 
     def hear(self, written: Sequence[WrittenKey]) -> None:
         """Handles a commit of others that is in the replica: mounts are told soon."""
-        self.bringing.applied(written)
+        self.transfers.outdated.applied(written)
         if self.locks is not None:
             self.locks.applied(each.key for each in written)
         if self.replicas is not None:

@@ -155,8 +155,7 @@ async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
     nursery.start_soon(node.requests.run)
     nursery.start_soon(node.leftovers.run)
     nursery.start_soon(node.quarantine.run)
-    nursery.start_soon(node.bringing.run)
-    nursery.start_soon(node.borrowing.run)
+    nursery.start_soon(node.transfers.run)
     nursery.start_soon(node.whereabouts.run)
     if node.cluster is not None:
         nursery.start_soon(node.strays.run)

@@ -133,7 +133,7 @@ def _counters(node: Node) -> dict[str, int]:
         node.open_file_shares,
         node.sealer,
         node.scrubber,
-        node.bringing,
+        node.transfers,
         node.damage,
         node.cluster,
         node.replicas,

@@ -20,7 +20,7 @@ from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NotHere, Unheld
 from kvfs.objects.object_info import Facts
 from kvfs.objects.store_cache import NOW, StoreCache, Wanted
 from kvfs.session.session import Session
-from kvfs.transfer.incoming_file import SMALL_BYTES
+from kvfs.transfer.transfer import SMALL_BYTES
 from kvfs.tree import etags
 from kvfs.vfs.node_client import Link
 from kvfs.vfs.open import FileOpener

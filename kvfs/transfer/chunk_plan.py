@@ -29,19 +29,13 @@ class ChunkSpan(NamedTuple):
 class ChunkPlan:
     """The chunks of one file."""
 
-    def __init__(self, chunks: int, present: bytes = b"", lazily: bool = False) -> None:
-        """`present`: a bit for each chunk that is here already, the lowest of a byte first.
-        `lazily`: what nobody wants is not asked for."""
+    def __init__(self, chunks: int) -> None:
         self._states = bytearray(chunks)
-        self._lazily = lazily
         self._urgent: dict[int, None] = {}
         self._likely: dict[int, None] = {}
         self._cursor = 0
         self.here = 0
         """How many chunks are."""
-        for chunk in range(min(chunks, 8 * len(present))):
-            if present[chunk >> 3] >> (chunk & 7) & 1:
-                self.put(chunk)
 
     @property
     def chunks(self) -> int:
@@ -50,15 +44,6 @@ class ChunkPlan:
     @property
     def is_whole(self) -> bool:
         return self.here == len(self._states)
-
-    @property
-    def present(self) -> bytes:
-        """A bit for each chunk that is here."""
-        bits = bytearray(-(-len(self._states) // 8))
-        for chunk, state in enumerate(self._states):
-            if state == _HERE:
-                bits[chunk >> 3] |= 1 << (chunk & 7)
-        return bytes(bits)
 
     def has(self, chunk: int) -> bool:
         return self._states[chunk] == _HERE
@@ -89,10 +74,7 @@ class ChunkPlan:
 
     def left(self) -> int:
         """How many chunks are to be asked for yet."""
-        if not self._lazily:
-            return self._states.count(_MISSING)
-        wanted = {*self._urgent, *self._likely}
-        return sum(self._states[chunk] == _MISSING for chunk in wanted)
+        return self._states.count(_MISSING)
 
     def take(self, most: int) -> ChunkSpan | None:
         """The next chunks to ask for, `most` at most; None where there are none."""
@@ -100,7 +82,7 @@ class ChunkPlan:
         if first is None:
             return None
         end = first + 1
-        while end < min(first + most, len(self._states)) and self._is_wanted(end):
+        while end < min(first + most, len(self._states)) and self._states[end] == _MISSING:
             end += 1
         for chunk in range(first, end):
             self._states[chunk] = _ASKED
@@ -110,9 +92,10 @@ class ChunkPlan:
 
     def take_last(self) -> ChunkSpan | None:
         """The chunk to ask for that is wanted last; None where somebody waits for all of them."""
-        wanted = self._likely if self._lazily else range(len(self._states))
-        free = (each for each in wanted if self._states[each] == _MISSING)
-        last = max((each for each in free if each not in self._urgent), default=None)
+        free = (
+            each for each in range(len(self._states) - 1, -1, -1) if self._states[each] == _MISSING
+        )
+        last = next((each for each in free if each not in self._urgent), None)
         if last is None:
             return None
         self._states[last] = _ASKED
@@ -126,18 +109,11 @@ class ChunkPlan:
                 if self._states[chunk] == _MISSING:
                     return chunk
                 del wanted[chunk]
-        if self._lazily:
-            return None
         self._cursor = self._states.find(_MISSING, self._cursor)
         if self._cursor < 0:
             self._cursor = len(self._states)
             return None
         return self._cursor
-
-    def _is_wanted(self, chunk: int) -> bool:
-        if self._states[chunk] != _MISSING:
-            return False
-        return not self._lazily or chunk in self._urgent or chunk in self._likely
 
     def give_back(self, span: ChunkSpan) -> None:
         """Gives back a span: its chunks that are not here are the first to be asked for again."""

@@ -21,7 +21,7 @@ from kvfs.cluster.peer_server import Offer
 from kvfs.datastore import checksum
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index
-from kvfs.transfer.file_fetches import Fetcher
+from kvfs.transfer.peer_fetches import PeerFetches
 
 _WAIT_S: Final = 0.3
 """For a chunk that is on its way: the asking node hears of us before it gives us up."""
@@ -42,19 +42,19 @@ class ChunkProvider:
         self,
         files: DataFiles,
         index: Index,
-        fetcher: Fetcher,
+        fetches: PeerFetches,
         is_changed: Callable[[int], bool] = lambda _ino: False,
     ) -> None:
         """`is_changed`: whether the file is open here, with other content than was published."""
         self._files = files
         self._index = index
-        self._fetcher = fetcher
+        self._fetches = fetches
         self._is_changed = is_changed
         self._computed: dict[tuple[int, int, bytes], bytes] = {}
         self._threads = trio.CapacityLimiter(_HASHING_THREADS)
 
     def has(self, ino: int, version: int) -> bool:
-        if self._fetcher.arriving(ino, version) is not None:
+        if self._fetches.arriving(ino, version) is not None:
             return True
         try:
             self._files.stat(ino, version)
@@ -117,14 +117,15 @@ class ChunkProvider:
         return sums
 
     async def _agreed_sums(self, ino: int, version: int, size: int) -> bytes:
-        arriving = self._fetcher.arriving(ino, version)
+        arriving = self._fetches.arriving(ino, version)
         if arriving is None:
             raise NotFound("this node does not have the file")
         if arriving.wanted.size != size:
             raise Conflict("this node fetches other content of the file")
         with trio.move_on_after(_SUMS_S):
-            await arriving.agreed.wait()
-        if not arriving.agreed.is_set():
+            while not arriving.is_agreed and not arriving.ended.is_set():
+                await arriving.changed.wait()
+        if not arriving.is_agreed:
             raise Unavailable("the checksums have not come here yet")
         return arriving.sums
 
@@ -148,22 +149,24 @@ class ChunkProvider:
         return Offer(fd, ask.chunks, sums, stamp)
 
     async def _offer_arriving(self, ask: Ask, peer: int) -> Offer:
-        arriving = self._fetcher.arriving(ask.ino, ask.version)
+        arriving = self._fetches.arriving(ask.ino, ask.version)
         if arriving is None:
             raise NotFound("this node does not have the file")
         if arriving.wanted.size != ask.size or bool(arriving.wanted.checksum) != ask.sealed:
             raise Conflict("this node fetches other content of the file")
-        if not arriving.has(ask.first):
+        if not arriving.plan.has(ask.first):
             arriving.want(ask.offset, ask.length(ask.chunks))
         with trio.move_on_after(_WAIT_S):
-            while not arriving.has(ask.first) and not arriving.has_ended:
-                if self._fetcher.is_asked_of(arriving, ask.first, peer):
+            while not arriving.plan.has(ask.first) and not arriving.ended.is_set():
+                if self._fetches.is_asked_of(arriving, ask.first, peer):
                     break  # each would wait for the other
                 await arriving.changed.wait()
+        if arriving.is_whole:
+            return await self.offer(ask, peer)
         count = arriving.plan.run(ask.first, ask.chunks)
-        if not count or arriving.fd < 0:
-            if arriving.has_ended:
-                raise Unavailable("this node cannot get the file either")
+        if arriving.has_failed:
+            raise Unavailable("this node cannot get the file either")
+        if not count:
             raise Later
         sums = _told(ask, arriving.sums, count)
         return Offer(os.dup(arriving.fd), count, sums, arriving.stamp)

@@ -1,7 +1,7 @@
 """Nodes that share an engine and bring each other's data files: in one event loop, no mounts."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +16,8 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.node.tasks.evictor import Evicted, Evictor
 from kvfs.node.tasks.surplus_replicas import Spare
-from kvfs.transfer.fetcher import Bringing
-from kvfs.transfer.peer_source import by_peers
+from kvfs.transfer.origins import Cold, FileOrigins
+from kvfs.transfer.transfers import Transfers
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inode
@@ -81,7 +81,7 @@ class Host:
             parse_capacity("40MiB"),
             self.holders.writers,
             local=lambda: NodeSpace(
-                peer.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
+                peer.index.used_bytes(), self.transfers.coming_bytes, self.transfers.settles
             ),
         )
         self.evictor = Evictor(
@@ -94,8 +94,27 @@ class Host:
             lambda _evicted: None,
         )
         self.evictor.spare = Spare(lambda node: node not in site.dead)
-        self.bringing = Bringing(self.engine, peer.files, peer.index, self.volume, self._make_room)
-        self.bringing.fetch = by_peers(peer.fetcher, site.address, lambda: True)
+        self.scope = trio.CancelScope()
+        self.cold: Cold | None = None
+        """Of this node, once it is set."""
+        peer.address_of = site.address
+        origins = FileOrigins(
+            *(self.engine, self.volume),
+            peers=peer.fetches,
+            look_again=site.look_again,
+            cold=self._from_cold,
+        )
+        self.transfers = Transfers(
+            *(self.engine, peer.files, peer.index, self.volume), self._make_room, origins
+        )
+
+    async def _from_cold(self, ino: int, inode: Inode, fd: int) -> bytes | None:
+        return None if self.cold is None else await self.cold(ino, inode, fd)
+
+    async def run(self) -> None:
+        """Brings what is asked for, until `scope` is cancelled."""
+        with self.scope:
+            await self.transfers.run()
 
     async def _make_room(self, size: int) -> None:
         self.room.append(size)
@@ -162,7 +181,9 @@ class Site:
         self.engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
         self.cache = self._namespace(b"cache", "cache")
         self.durable = self._namespace(b"models", "durable")
-        self.by_number = {each.address.node: each for each in nodes}
+        self.at = {each.address.node: each.address for each in nodes}
+        self.news: list[int] = []
+        """Of the dead, those who are found to live when it is looked again."""
         self.hosts = [Host(each, self.engine, self) for each in nodes]
 
     def _namespace(self, name: bytes, kind: str) -> int:
@@ -171,7 +192,13 @@ class Site:
         )
 
     def address(self, node: int) -> PeerAddress | None:
-        return None if node in self.dead else self.by_number[node].address
+        return None if node in self.dead else self.at[node]
+
+    async def look_again(self, nodes: Sequence[int]) -> bool:
+        """Whether one of these lives after all."""
+        found = self.dead & set(self.news) & set(nodes)
+        self.dead -= found
+        return bool(found)
 
     def holders(self, ino: int) -> list[int]:
         found = self.engine.read_now(lambda t: placements.holders(t, ino))
@@ -195,7 +222,7 @@ def on_nodes(
             site = Site(made)
             async with trio.open_nursery() as nursery:
                 for host in site.hosts:
-                    nursery.start_soon(host.bringing.run)
+                    nursery.start_soon(host.run)
                     nursery.start_soon(host.volume.run)
                 await trio.testing.wait_all_tasks_blocked()
                 await test(site)

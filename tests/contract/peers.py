@@ -3,11 +3,12 @@
 import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import trio
 
+from kvfs.base.errors import KvfsError
 from kvfs.cluster import secrets
 from kvfs.cluster.handshake import Party
 from kvfs.cluster.peer_client import PeerClient
@@ -18,10 +19,10 @@ from kvfs.datastore import checksum
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index, Sealed
 from kvfs.http.api import listen
-from kvfs.transfer.arriving_file import ArrivingFile, WantedFile
 from kvfs.transfer.chunk_provider import ChunkProvider
-from kvfs.transfer.file_fetches import Fetcher
+from kvfs.transfer.peer_fetches import PeerFetches
 from kvfs.transfer.rdma.rdma_transport import Rdma
+from kvfs.transfer.transfer import Transfer, WantedFile
 from tests.contract.memory_engine import MemoryEngine
 
 DEADLINE_S = 60.0
@@ -52,8 +53,16 @@ class Peer:
         self.index = Index(MemoryEngine())
         self.client = PeerClient(self.identity)
         self.rdma = Rdma(host, self.client, str(interpreter)) if interpreter else None
-        self.fetcher = Fetcher(self.client, node, self.rdma.taking if self.rdma else None)
-        self.shelf = ChunkProvider(self.files, self.index, self.fetcher, self._is_changed)
+        self.address_of: Callable[[int], PeerAddress | None] = lambda _node: None
+        """Of another node, while it lives."""
+        self.fetches = PeerFetches(
+            self.client,
+            node,
+            lambda other: self.address_of(other),
+            lambda: True,
+            self.rdma.taking if self.rdma else None,
+        )
+        self.shelf = ChunkProvider(self.files, self.index, self.fetches, self._is_changed)
         self.serves = True
         self.server = PeerServer(self.identity, self.shelf, lambda: self.serves, lambda _ino: None)
         if self.rdma is not None:
@@ -72,9 +81,10 @@ class Peer:
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         with self.scope:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 if self.rdma is not None:
                     await nursery.start(self.rdma.run)
-                await nursery.start(self.fetcher.run)
+                await nursery.start(self.fetches.run)
                 await nursery.start(self.server.serve, self.listeners)
                 task_status.started()
         self.files.close()
@@ -90,31 +100,100 @@ class Peer:
             self.index.store([Sealed(ino, VERSION, sums.chunks, 0)])
         return WantedFile(ino, VERSION, len(data), sums.combined if sealed else b"")
 
-    def fetch(
-        self, wanted: WantedFile, holders: Sequence[PeerAddress], *, lazily: bool = False
-    ) -> ArrivingFile:
-        """As a node does: into a file beside the data files."""
+    def fetch(self, wanted: WantedFile, holders: Sequence[PeerAddress]) -> "Arriving":
+        """As a node does: beside the data files, of which it becomes one."""
         fd = self.files.begin_arriving(wanted.ino, wanted.version, wanted.size)
-        try:
-            return self.fetcher.start(wanted, holders, fd, lazily=lazily)
-        finally:
-            os.close(fd)
+        return self.fetch_into(fd, wanted, holders, self._name)
+
+    def fetch_into(
+        self,
+        fd: int,
+        wanted: WantedFile,
+        holders: Sequence[PeerAddress],
+        name: Callable[[Transfer], None] = lambda _transfer: None,
+    ) -> "Arriving":
+        """Into a file that is open for writing, and is closed when this has ended."""
+        arriving = Arriving(Transfer(wanted), fd)
+        self._nursery.start_soon(arriving.run, self.fetches, holders, name)
+        return arriving
+
+    def _name(self, transfer: Transfer) -> None:
+        wanted = transfer.wanted
+        self.files.arrived(wanted.ino, wanted.version)
+        if wanted.checksum:
+            self.index.store([Sealed(wanted.ino, wanted.version, transfer.sums, 0)])
 
     async def bring(self, wanted: WantedFile, holders: Sequence[PeerAddress]) -> bytes:
         """All of it, whole, as its data file; its bytes."""
         arriving = self.fetch(wanted, holders)
         try:
             await arriving.whole()
-            self.files.arrived(wanted.ino, wanted.version)
-            if wanted.checksum:
-                self.index.store([Sealed(wanted.ino, wanted.version, arriving.sums, 0)])
             return read_back(arriving)
         finally:
             arriving.close()
 
 
-def read_back(arriving: ArrivingFile, offset: int = 0, length: int | None = None) -> bytes:
-    return os.pread(arriving.fd, arriving.wanted.size if length is None else length, offset)
+class Arriving:
+    """A file that comes from peers, until it has come or `close`."""
+
+    def __init__(self, transfer: Transfer, fd: int) -> None:
+        self.transfer = transfer
+        self.fd = os.dup(fd)
+        """For reading what is here."""
+        self._scope = trio.CancelScope()
+        transfer.begin(fd)
+
+    async def run(
+        self,
+        fetches: PeerFetches,
+        holders: Sequence[PeerAddress],
+        name: Callable[[Transfer], None],
+    ) -> None:
+        fd, error = self.transfer.fd, None
+        with self._scope:
+            try:
+                await fetches.fill(self.transfer, holders)
+                name(self.transfer)
+            except (KvfsError, OSError) as failed:
+                error = failed
+            finally:
+                self.transfer.end(error)
+                os.close(fd)
+
+    async def span(self, offset: int, length: int) -> None:
+        await self.transfer.span(offset, length)
+
+    async def whole(self) -> None:
+        await self.transfer.whole()
+
+    async def has(self, chunks: int) -> None:
+        """Returns when so many have come. Raises why they do not."""
+        while self.transfer.plan.here < chunks:
+            if self.transfer.has_failed:
+                await self.transfer.whole()
+            await self.transfer.changed.wait()
+
+    def close(self) -> None:
+        self._scope.cancel()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def read_back(arriving: Arriving, offset: int = 0, length: int | None = None) -> bytes:
+    size = arriving.transfer.wanted.size if length is None else length
+    return os.pread(arriving.fd, size, offset)
+
+
+def open_files(root: Path) -> list[str]:
+    """Regular files below `root` that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            path = os.readlink(f"/proc/self/fd/{number}")
+            if path.startswith(f"{root}/") and not os.path.isdir(path):
+                found.append(path)
+    return found
 
 
 def content(size: int, seed: int = 0) -> bytes:

@@ -4,27 +4,32 @@ other over loopback."""
 import contextlib
 import os
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import trio
+import trio.abc
 import trio.lowlevel
+import trio.testing
 
 from kvfs.base.errors import Busy, Corrupt, NoSpace, NotFound, Stale, Unavailable
+from kvfs.datastore import file_lease
 from kvfs.datastore.checksum import checksum
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root
 from kvfs.node.tasks.stale_data_gc import Strays
-from kvfs.transfer import fetcher
-from kvfs.transfer.fetcher import Change
+from kvfs.transfer import arrivals, origins
+from kvfs.transfer.outdated_data import Change
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import cold_copies
 from kvfs.tree.inodes import read_inode
 from kvfs.vfs.space_accounting import STORE
 from tests.cluster.waiting import until
 from tests.contract.bringers import Host, Site, on_nodes, publish
-from tests.contract.peers import content
+from tests.contract.peers import content, open_files
 from tests.contract.small_node import new_inode
+from tests.fault.proxy import proxied
 
 MIB = 1 << 20
 LARGE = 72 * MIB
@@ -37,14 +42,14 @@ def test_what_is_not_here_is_brought_whole(tmp_path: Path, size: int, sealed: bo
         here, there = site.hosts
         data = content(size)
         ino = there.put(data, space=site.cache, sealed=sealed)
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         assert here.read(ino) == data
         st, inode = here.files.stat(ino, 0), here.inode(ino)
         assert (st.st_size, st.st_mtime_ns) == (inode.size, inode.mtime_ns)
         assert here.room == [size]
         await site.held_by(ino, [1, 2])
-        await here.bringing.bring(ino)
-        assert here.bringing.counters == {"brought_files": 1, "brought_bytes": size}
+        await here.transfers.bring(ino)
+        assert here.transfers.counters == {"brought_files": 1, "brought_bytes": size}
 
     on_nodes(tmp_path, 2, test)
 
@@ -55,8 +60,8 @@ def test_many_who_want_a_file_have_it_come_once(tmp_path: Path, over: Path | Non
         ino = there.put(content(20 * MIB), space=site.durable)
         async with trio.open_nursery() as nursery:
             for _ in range(10):
-                nursery.start_soon(here.bringing.bring, ino)
-        assert here.bringing.counters["brought_files"] == 1
+                nursery.start_soon(here.transfers.bring, ino)
+        assert here.transfers.counters["brought_files"] == 1
         assert here.room == [20 * MIB]
 
     on_nodes(tmp_path, 2, test, over)
@@ -67,7 +72,7 @@ def test_a_large_file_is_read_as_it_comes(tmp_path: Path, over: Path | None) -> 
         here, there = site.hosts
         data = content(LARGE)
         ino = there.put(data, space=site.durable)
-        incoming = here.bringing.begin(ino, here.inode(ino))
+        incoming = here.transfers.begin(ino, here.inode(ino))
         await incoming.begun()
         fd = here.files.open_arriving(ino, 0)
         await incoming.span(60 * MIB, MIB)
@@ -83,13 +88,136 @@ def test_a_large_file_is_read_as_it_comes(tmp_path: Path, over: Path | None) -> 
     on_nodes(tmp_path, 2, test, over)
 
 
+def test_many_wait_for_parts_of_a_file_and_it_comes_once(tmp_path: Path, over: Path | None) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        data = content(13 * MIB)
+        ino = there.put(data, space=site.durable)
+        transfer = here.transfers.begin(ino, here.inode(ino))
+        assert here.transfers.begin(ino, here.inode(ino)) is transfer
+        async with trio.open_nursery() as nursery:
+            for offset in range(0, len(data), MIB):
+                nursery.start_soon(transfer.span, offset, 100)
+                nursery.start_soon(transfer.whole)
+        assert here.read(ino) == data
+        assert there.peer.server.counters["peers_sent_bytes"] == len(data)
+
+    on_nodes(tmp_path, 2, test, over)
+
+
+@pytest.mark.parametrize("size", [1, 9 * MIB])
+def test_those_who_wait_to_open_it_get_it_open(tmp_path: Path, size: int) -> None:
+    """One descriptor each, which lets nobody take the file for one that is being written."""
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        data = content(size)
+        ino = there.put(data, space=site.durable)
+        transfer = here.transfers.begin(ino, here.inode(ino))
+        found: list[int] = []
+
+        async def open_it() -> None:
+            found.append(await transfer.opened())
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(open_it)
+            with trio.CancelScope() as patience:
+                patience.cancel()
+                await open_it()
+        assert len(set(found)) == 3
+        fd = here.files.open(ino, 0, os.O_RDONLY)
+        assert file_lease.is_quiet(fd) is not False
+        os.close(fd)
+        for each in found:
+            assert os.pread(each, size, 0) == data
+            os.close(each)
+        assert open_files(tmp_path) == []
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_one_chunk_comes_by_one_task(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        first, second = (there.put(content(2 * MIB, seed), space=site.cache) for seed in range(2))
+        await here.transfers.bring(first)  # the nodes know each other from now on
+        await site.held_by(first, [1, 2])
+        spawned = Spawned()
+        trio.lowlevel.add_instrument(spawned)
+        os.close(await here.transfers.begin(second, here.inode(second)).opened())
+        trio.lowlevel.remove_instrument(spawned)
+        assert len(spawned.names) == 1, spawned.names
+
+    on_nodes(tmp_path, 2, test)
+
+
+class Spawned(trio.abc.Instrument):
+    """The names of tasks that began."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        self.names.append(task.name)
+
+
+def test_what_came_is_kept_where_the_rest_comes_from_another(tmp_path: Path) -> None:
+    """A sealed file goes on at another holder, which is heard of when the first has gone."""
+
+    async def test(site: Site) -> None:
+        here, second, third = site.hosts
+        data = content(15 * MIB)  # of more, third would send the reader to second
+        ino = third.put(data, space=site.durable)
+        await second.transfers.bring(ino)
+        await site.held_by(ino, [2, 3])
+        site.dead.add(2)
+        with proxied(("127.0.0.1", 0), third.peer.address[1:]) as proxy:
+            proxy.bytes_s = 16 * MIB
+            site.at[3] = third.peer.address._replace(port=proxy.port)
+            transfer = here.transfers.begin(ino, here.inode(ino))
+            await transfer.span(0, 1)
+            site.news.append(2)
+            proxy.is_refusing = True
+            proxy.cut()
+            await transfer.whole()
+        assert here.read(ino) == data
+        sent = second.peer.server.counters["peers_sent_bytes"]
+        assert 0 < sent <= 11 * MIB
+
+    on_nodes(tmp_path, 3, test)
+
+
+def test_who_waits_hears_that_the_node_stops(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(content(LARGE), space=site.durable)
+        with proxied(("127.0.0.1", 0), there.peer.address[1:]) as proxy:
+            proxy.held = "out"
+            site.at[2] = there.peer.address._replace(port=proxy.port)
+            transfer = here.transfers.begin(ino, here.inode(ino))
+
+            async def wait(step: Callable[[], Awaitable[object]]) -> None:
+                with pytest.raises(Unavailable, match="the node stops"):
+                    await step()
+
+            async with trio.open_nursery() as nursery:
+                for step in (transfer.begun, transfer.whole, transfer.opened):
+                    nursery.start_soon(wait, step)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                here.scope.cancel()
+        assert here.peer.fetches.arriving(ino, 0) is None
+
+    on_nodes(tmp_path, 2, test)
+
+
 def test_what_nobody_alive_has_is_a_miss_in_a_cache(tmp_path: Path) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = there.put(b"gone", space=site.cache)
         site.dead.add(2)
         with pytest.raises(NotFound):
-            await here.bringing.bring(ino)
+            await here.transfers.bring(ino)
         assert not here.inode(ino).nlink
         with pytest.raises(FileNotFoundError):
             here.files.open_arriving(ino, 0)
@@ -103,9 +231,9 @@ def test_what_nobody_alive_has_comes_back_in_a_durable_namespace(tmp_path: Path)
         ino = there.put(b"kept", space=site.durable)
         site.dead.add(2)
         with pytest.raises(Unavailable, match="do not run: 2"):
-            await here.bringing.bring(ino)
+            await here.transfers.bring(ino)
         site.dead.clear()
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         assert here.read(ino) == b"kept"
 
     on_nodes(tmp_path, 2, test)
@@ -115,15 +243,15 @@ def test_a_holder_that_lost_its_data_is_passed_over(tmp_path: Path, over: Path |
     async def test(site: Site) -> None:
         here, second, third = site.hosts
         ino = third.put(content(5 * MIB), space=site.durable)
-        await second.bringing.bring(ino)
+        await second.transfers.bring(ino)
         await site.held_by(ino, [2, 3])
         third.files.unlink(ino, 0)
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         assert here.read(ino) == content(5 * MIB)
         second.files.unlink(ino, 0)
         here.files.unlink(ino, 0)
         with pytest.raises((Unavailable, Corrupt)):
-            await here.bringing.bring(ino)
+            await here.transfers.bring(ino)
 
     on_nodes(tmp_path, 3, test, over)
 
@@ -144,11 +272,11 @@ def test_the_cold_tier_has_what_no_node_has(tmp_path: Path) -> None:
             assert found is not None
             return found.chunks
 
-        here.bringing.cold = wrong
+        here.cold = wrong
         with pytest.raises(Corrupt):
-            await here.bringing.bring(ino)
-        here.bringing.cold = fill
-        await here.bringing.bring(ino)
+            await here.transfers.bring(ino)
+        here.cold = fill
+        await here.transfers.bring(ino)
         assert here.read(ino) == data
 
     on_nodes(tmp_path, 2, test)
@@ -177,10 +305,10 @@ def test_what_went_to_the_cold_tier_while_it_was_asked_for(tmp_path: Path, kind:
             assert cold_copies.finish(t, sent)
             assert cold_copies.release(t, sent)
 
-        here.bringing.cold = fill
+        here.cold = fill
         there.engine.transact_now(demoted)
         there.files.unlink(ino, 0)
-        await here.bringing.begin(ino, before).whole()
+        await here.transfers.begin(ino, before).whole()
         assert here.read(ino) == data
 
     on_nodes(tmp_path, 2, test)
@@ -190,12 +318,12 @@ def test_the_last_copy_is_not_let_go(tmp_path: Path) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = there.put(b"data", space=site.durable)
-        assert not await there.bringing.let_go(ino)
-        await here.bringing.bring(ino)
+        assert not await there.transfers.let_go(ino)
+        await here.transfers.bring(ino)
         await site.held_by(ino, [1, 2])
-        assert await there.bringing.let_go(ino)
+        assert await there.transfers.let_go(ino)
         assert (site.holders(ino), there.has(ino), here.has(ino)) == ([1], False, True)
-        assert not await here.bringing.let_go(ino)
+        assert not await here.transfers.let_go(ino)
 
     on_nodes(tmp_path, 2, test)
 
@@ -212,7 +340,7 @@ def test_content_that_was_replaced_elsewhere_goes(tmp_path: Path) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = there.put(b"old", space=site.durable)
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         await site.held_by(ino, [1, 2])
         here.holders.opened(ino)
         before = site.engine._current.values
@@ -222,11 +350,11 @@ def test_content_that_was_replaced_elsewhere_goes(tmp_path: Path) -> None:
                 t, ino, size=3, blocks=8, mtime_ns=time.time_ns(), ctime_ns=0, boot=0, version=1
             )
         )
-        here.bringing.applied(_changes(before, site.engine._current.values))
+        here.transfers.outdated.applied(_changes(before, site.engine._current.values))
         await trio.testing.wait_all_tasks_blocked()
         here.files.stat(ino, 0)  # it is open
         here.holders.released(ino)
-        here.bringing.closed(ino)
+        here.transfers.outdated.closed(ino)
 
         def gone() -> bool:
             try:
@@ -265,13 +393,13 @@ def test_a_removed_file_goes_on_every_node_that_has_it(tmp_path: Path, removal: 
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = there.put(b"data", space=site.durable)
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         await site.held_by(ino, [1, 2])
         before = site.engine._current.values
         there.engine.transact_now(lambda t: REMOVALS[removal](t, ino))
         changes = _changes(before, site.engine._current.values)
         for host in site.hosts:
-            host.bringing.applied(changes)
+            host.transfers.outdated.applied(changes)
 
         def gone() -> bool:
             try:
@@ -294,11 +422,11 @@ def test_what_came_of_an_orphan_goes_when_it_is_reaped(tmp_path: Path) -> None:
         here, there = site.hosts
         ino = there.put(b"data", space=site.durable)
         here.engine.commits = trio.Event()
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         for step in (_unlink, tree.reap):
             before = site.engine._current.values
             there.engine.transact_now(lambda t, step=step: step(t, ino))
-            here.bringing.applied(_changes(before, site.engine._current.values))
+            here.transfers.outdated.applied(_changes(before, site.engine._current.values))
         await until(lambda: not list(here.files.scan()), "it has gone")
         assert not list(here.files.quarantined())
 
@@ -324,7 +452,7 @@ def test_data_whose_record_was_lost_are_kept(tmp_path: Path) -> None:
                     t.put(key, value)
 
         site.engine.transact_now(restore)
-        here.bringing.applied(_changes(now, back))
+        here.transfers.outdated.applied(_changes(now, back))
         await trio.testing.wait_all_tasks_blocked()
         assert sorted(here.files.scan()) == sorted([(older, 1), (lost, 0), (block, 0)])
         strays = Strays(here.engine, here.files, here.peer.index, here.holders)
@@ -347,7 +475,7 @@ def test_copies_go_where_space_is_short_and_names_stay(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(here.evictor.run)
             for number, ino in enumerate(inos):
-                await here.bringing.bring(ino)
+                await here.transfers.bring(ino)
                 assert here.read(ino) == content(4 * MIB, number // 2)
             await site.held_by(inos[-1], [1, 2])
             await until(
@@ -372,7 +500,7 @@ def test_space_waits_for_what_came_and_is_not_recorded_yet(tmp_path: Path) -> No
             nursery.start_soon(here.evictor.run)
             async with trio.open_nursery() as bringing:
                 for ino in inos:
-                    bringing.start_soon(here.bringing.bring, ino)
+                    bringing.start_soon(here.transfers.bring, ino)
                 await until(lambda: here.evictor.counters["passed_over_in_use"] > 0, "it is full")
                 here.engine.commits.set()
             assert here.evictor.counters["dropped_copies"] >= 1
@@ -391,9 +519,9 @@ def test_what_nobody_else_has_stays_or_goes_with_its_name(tmp_path: Path) -> Non
         large = there.put(content(20 * MIB), space=site.durable)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(here.evictor.run)
-            await here.bringing.bring(wanted)
+            await here.transfers.bring(wanted)
             with pytest.raises(NoSpace):
-                await here.bringing.bring(large)
+                await here.transfers.bring(large)
             nursery.cancel_scope.cancel()
         assert all(map(here.has, needed))
         with pytest.raises(Stale):
@@ -414,13 +542,13 @@ def test_what_came_a_moment_ago_stays_until_that_is_recorded(
         known, new = (there.put(content(10 * MIB, seed), space=site.cache) for seed in range(2))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(here.evictor.run)
-            await here.bringing.bring(known)
+            await here.transfers.bring(known)
             await site.held_by(known, [1, 2])
-            monkeypatch.setattr(fetcher, "_GATHER_S", 3600)
-            await here.bringing.bring(new)
+            monkeypatch.setattr(arrivals, "_GATHER_S", 3600)
+            await here.transfers.bring(new)
             here.peer.index.touch(known)  # the other would go first
             await here.evictor.room_for(STORE, 24 * MIB)
-            assert not await here.bringing.let_go(new)
+            assert not await here.transfers.let_go(new)
             nursery.cancel_scope.cancel()
         assert here.has(new)
         assert not here.has(known)
@@ -439,11 +567,11 @@ def test_two_that_fit_alone_have_no_room_together(tmp_path: Path) -> None:
 
         async def bring(ino: int) -> None:
             with contextlib.suppress(NoSpace):
-                await here.bringing.bring(ino)
+                await here.transfers.bring(ino)
 
         async def watch() -> None:
             while True:
-                most.append(here.bringing.coming_bytes)
+                most.append(here.transfers.coming_bytes)
                 await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as nursery:
@@ -473,7 +601,7 @@ def _rewrite(host: Host, ino: int, data: bytes) -> None:
 def test_what_is_written_in_place_comes_once_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, sealed: bool
 ) -> None:
-    monkeypatch.setattr(fetcher, "_WRITTEN_S", 60.0)
+    monkeypatch.setattr(origins, "_WRITTEN_S", 60.0)
 
     async def test(site: Site) -> None:
         here, there = site.hosts
@@ -481,7 +609,7 @@ def test_what_is_written_in_place_comes_once_it_is_closed(
         there.peer.written.add(ino)
         asked = there.peer.refused(ino)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(here.bringing.bring, ino)
+            nursery.start_soon(here.transfers.bring, ino)
             await asked.wait()
             assert not here.has(ino)
             _rewrite(there, ino, b"closed")
@@ -496,13 +624,13 @@ def test_of_what_is_written_in_place_an_older_copy_is_what_was_closed_last(tmp_p
         here, second, third = site.hosts
         data = content(9 * MIB)
         ino = third.put(data, space=site.durable, sealed=False)
-        await second.bringing.bring(ino)
+        await second.transfers.bring(ino)
         await site.held_by(ino, [2, 3])
         third.peer.written.add(ino)
         fd = third.files.open(ino, 0, os.O_WRONLY)
         os.pwrite(fd, bytes(MIB), 0)
         os.close(fd)
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         assert here.read(ino) == data
 
     on_nodes(tmp_path, 3, test)
@@ -511,19 +639,19 @@ def test_of_what_is_written_in_place_an_older_copy_is_what_was_closed_last(tmp_p
 def test_what_stays_open_for_writing_is_waited_for_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "_WRITTEN_S", 0.0)
+    monkeypatch.setattr(origins, "_WRITTEN_S", 0.0)
 
     async def test(site: Site) -> None:
         here, there = site.hosts
         kept, cached = (there.put(b"data", space=each) for each in (site.durable, site.cache))
         there.peer.written.update((kept, cached))
         with pytest.raises(Busy):
-            await here.bringing.bring(kept)
+            await here.transfers.bring(kept)
         with pytest.raises(NotFound):
-            await here.bringing.bring(cached)
+            await here.transfers.bring(cached)
         there.peer.written.clear()
         for ino in (kept, cached):  # a miss, but nothing is forgotten
-            await here.bringing.bring(ino)
+            await here.transfers.bring(ino)
             assert here.read(ino) == b"data"
 
     on_nodes(tmp_path, 2, test)

@@ -408,7 +408,7 @@ def test_of_a_node_that_is_drained_the_last_copies_of_caches_go_and_nothing_else
         used = here.put(b"used", space=site.cache)
         twice = here.put(b"twice", space=site.cache)
         durable = here.put(b"durable", space=site.durable)
-        await there.bringing.bring(twice)
+        await there.transfers.bring(twice)
         await site.held_by(twice, [1, 2])
         here.holders.opened(used)
         found = (alone, empty, used, twice, durable)

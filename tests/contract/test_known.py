@@ -175,7 +175,7 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
         appends=None,
         former_writers=None,
         evictor=None,
-        bringing=None,
+        transfers=None,
         store=SimpleNamespace(root=Path("/")),
         files=None,
         known=serving,

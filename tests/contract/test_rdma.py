@@ -93,7 +93,7 @@ def test_a_mover_that_dies_is_replaced_and_nothing_is_lost(tmp_path: Path, whose
         victim = rdma(holder if whose == "holder" else reader)
         wanted = holder.put(data)
         arriving = reader.fetch(wanted, [holder.address])
-        await until(lambda: arriving.plan.here, "the first chunk is here")
+        await until(lambda: arriving.transfer.plan.here, "the first chunk is here")
         victim.mover.kill()
         await arriving.whole()
         assert os.pread(arriving.fd, LARGE, 0) == data
@@ -118,7 +118,7 @@ def test_wrong_bytes_on_the_way_are_not_the_holders(
         monkeypatch.setattr(Memory, "fill", spoil)
         assert await reader.bring(holder.put(data), [holder.address]) == data
         assert rdma(reader).counters["mover_failures"]
-        assert not reader.fetcher.counters["fetches_wrong_bytes"]
+        assert not reader.fetches.counters["fetches_wrong_bytes"]
 
     run(tmp_path, 2, test)
 

@@ -14,8 +14,8 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_root
 from kvfs.node import client_requests
 from kvfs.node.client_requests import Requests
-from kvfs.transfer.borrowed_file import Borrowing
-from kvfs.transfer.fetcher import Bringing
+from kvfs.transfer.origins import FileOrigins
+from kvfs.transfer.transfers import Transfers
 from kvfs.tree import notices
 from kvfs.tree.changes import Change, to_wire
 from kvfs.tree.inodes import read_inode, write_inode
@@ -41,8 +41,10 @@ class Asked:
             node.holders,
             node.sealer,
             node.evictor,
-            Bringing(node.engine, node.files, node.index, volume, self._room),
-            Borrowing(node.engine, node.files),
+            Transfers(
+                *(node.engine, node.files, node.index, volume, self._room),
+                FileOrigins(node.engine, volume),
+            ),
             Missing(node.engine, node.files, volume.give_up, self._damaged, lambda: False),
             lambda: 1234,
             self._tell,

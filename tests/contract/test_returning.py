@@ -53,7 +53,7 @@ def test_data_files_are_kept_as_their_records_say(tmp_path: Path) -> None:
         held = here.put(b"held", space=site.durable)
         alone = here.put(content(5 << 20), space=site.durable)
         copied = there.put(b"copied", space=site.durable)
-        await here.bringing.bring(copied)
+        await here.transfers.bring(copied)
         await site.held_by(copied, [1, 2])
         lose_placement(here, alone)
         lose_placement(here, copied)
@@ -198,7 +198,7 @@ def test_a_power_cut_on_one_node_costs_no_file_of_another(tmp_path: Path) -> Non
         others = [there.put(b"x", space=space) for space in (site.cache, site.durable)]
         lost = here.put(b"lost", space=site.cache)
         copied = here.put(b"copied", space=site.cache)
-        await there.bringing.bring(copied)
+        await there.transfers.bring(copied)
         await site.held_by(copied, [1, 2])
         for ino in (lost, copied):
             here.files.unlink(ino, 0)
@@ -220,12 +220,12 @@ def test_what_was_written_and_not_closed_gives_way_to_a_whole_copy(tmp_path: Pat
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = here.put(b"closed", space=site.durable)
-        await there.bringing.bring(ino)
+        await there.transfers.bring(ino)
         await site.held_by(ino, [1, 2])
         write_on(here, ino, b" and more")
         await recovery_of(here).run(orderly=False, compare_all=False)
         assert site.holders(ino) == [2]
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         assert here.read(ino) == b"closed"
 
     on_nodes(tmp_path, 2, test)
@@ -241,7 +241,7 @@ def test_what_nobody_else_has_is_new_content(tmp_path: Path) -> None:
         assert (inode.size, site.holders(ino)) == (15, [1])
         assert inode.version > 0
         assert not inode.flags & Flag.SEALED
-        await there.bringing.bring(ino)
+        await there.transfers.bring(ino)
         assert there.read(ino) == b"closed and more"
         assert list(here.files.scan()) == [(ino, inode.version)]
 
@@ -253,7 +253,7 @@ def test_data_that_a_power_cut_may_have_torn_are_those_of_a_copy(tmp_path: Path)
         here, there = site.hosts
         ino = here.put(b"copied", space=site.durable, sealed=False)
         alone = here.put(b"alone", space=site.durable, sealed=False)
-        await there.bringing.bring(ino)
+        await there.transfers.bring(ino)
         await site.held_by(ino, [1, 2])
 
         def not_synced(t: Transaction) -> None:
@@ -267,7 +267,7 @@ def test_data_that_a_power_cut_may_have_torn_are_those_of_a_copy(tmp_path: Path)
         assert (site.holders(ino), here.inode(ino).boot) == ([2], 0)
         assert there.engine.read_now(lambda t: lifecycle.unsealed(t, 0, 10)) == [ino]
         assert list(here.files.scan()) == []
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         assert here.read(ino) == b"copied"
 
     on_nodes(tmp_path, 2, test)
@@ -277,7 +277,7 @@ def test_a_file_that_was_removed_meanwhile_ends_with_its_last_holder(tmp_path: P
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = here.put(b"data", space=site.durable)
-        await there.bringing.bring(ino)
+        await there.transfers.bring(ino)
         await site.held_by(ino, [1, 2])
         root, name = namespace_root(site.durable), b"f%d" % ino
         there.engine.transact_now(lambda t: tree.unlink(t, root, name, 1, lambda _: True))

@@ -28,14 +28,15 @@ from kvfs.cluster.peer_protocol import CHUNK_BYTES, PeerAddress
 from kvfs.cluster.secrets import Secrets
 from kvfs.datastore import checksum
 from kvfs.http.api import FileRange, Head, Response
-from kvfs.transfer import chunk_receiver, fetch, sources
-from kvfs.transfer.arriving_file import ArrivingFile, WantedFile
+from kvfs.transfer import chunk_receiver, peer_fetch, sources
+from kvfs.transfer.transfer import WantedFile
 from tests.contract.peers import (
     CLUSTER,
     INO,
     VERSION,
     Peer,
     content,
+    open_files,
     peers,
     read_back,
 )
@@ -66,25 +67,6 @@ def before(peer: Peer) -> Iterator[tuple[Proxy, PeerAddress]]:
     """A proxy on the way to a node."""
     with proxied(("127.0.0.1", 0), peer.address[1:]) as proxy:
         yield proxy, PeerAddress(peer.address.node, "127.0.0.1", proxy.port)
-
-
-async def has(arriving: ArrivingFile, chunks: int) -> None:
-    """Return when so many have come. Raises why they do not."""
-    while arriving.plan.here < chunks:
-        if arriving.failure is not None:
-            raise arriving.failure
-        await arriving.changed.wait()
-
-
-def open_files(root: Path) -> list[str]:
-    """Regular files below `root` that this process has open."""
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            path = os.readlink(f"/proc/self/fd/{number}")
-            if path.startswith(f"{root}/") and not os.path.isdir(path):
-                found.append(path)
-    return found
 
 
 def spoil(peer: Peer) -> None:
@@ -158,24 +140,6 @@ def test_a_holder_whose_index_is_new_serves_what_it_has(tmp_path: Path, size: in
     run(tmp_path, 2, test)
 
 
-def test_many_wait_and_it_comes_once(tmp_path: Path, over: Path | None) -> None:
-    data = content(SMALL)
-
-    async def test(holder: Peer, reader: Peer) -> None:
-        wanted = holder.put(data)
-        arriving = reader.fetch(wanted, [holder.address])
-        assert reader.fetch(wanted, [holder.address]) is arriving
-        async with trio.open_nursery() as nursery:
-            for offset in range(0, SMALL, SMALL // 20):
-                nursery.start_soon(arriving.span, offset, 100)
-                nursery.start_soon(arriving.whole)
-        assert read_back(arriving) == data
-        arriving.close()
-        assert holder.server.counters["peers_sent_bytes"] == SMALL
-
-    run(tmp_path, 2, test, over)
-
-
 def test_very_many_files_at_once_come_in_turn(tmp_path: Path) -> None:
     async def test(holder: Peer, reader: Peer) -> None:
         files = [holder.put(content(1000, number), ino=INO + number) for number in range(200)]
@@ -191,46 +155,6 @@ def test_very_many_files_at_once_come_in_turn(tmp_path: Path) -> None:
     run(tmp_path, 2, test)
 
 
-def test_what_nobody_wants_does_not_come_where_it_need_not(tmp_path: Path) -> None:
-    data = content(SMALL)
-
-    async def test(holder: Peer, reader: Peer) -> None:
-        wanted = holder.put(data)
-        arriving = reader.fetch(wanted, [holder.address], lazily=True)
-        await arriving.span(2 * CHUNK_BYTES - 1, 2)
-        assert [arriving.has(chunk) for chunk in range(4)] == [False, True, True, False]
-        assert read_back(arriving, CHUNK_BYTES, 100) == data[CHUNK_BYTES : CHUNK_BYTES + 100]
-        arriving.want(0, 1)
-        await has(arriving, 3)
-        assert arriving.present == b"\x07"
-        await arriving.whole()
-        assert read_back(arriving) == data
-        arriving.close()
-
-    run(tmp_path, 2, test)
-
-
-def test_it_goes_on_where_it_was(tmp_path: Path, over: Path | None) -> None:
-    data = content(SMALL)
-
-    async def test(holder: Peer, reader: Peer) -> None:
-        wanted = holder.put(data)
-        fd = reader.files.begin_arriving(INO, VERSION, SMALL)
-        first = reader.fetcher.start(wanted, [holder.address], fd, lazily=True)
-        await first.span(0, 2 * CHUNK_BYTES)
-        present = first.present
-        first.close()
-        sent = holder.server.counters["peers_sent_bytes"]
-        second = reader.fetcher.start(wanted, [holder.address], fd, present=present)
-        os.close(fd)
-        await second.whole()
-        assert read_back(second) == data
-        second.close()
-        assert holder.server.counters["peers_sent_bytes"] - sent == SMALL - 2 * CHUNK_BYTES
-
-    run(tmp_path, 2, test, over)
-
-
 def test_what_has_come_is_handed_on_before_the_rest_has(tmp_path: Path) -> None:
     data = content(LARGE)
 
@@ -238,11 +162,11 @@ def test_what_has_come_is_handed_on_before_the_rest_has(tmp_path: Path) -> None:
         wanted = holder.put(data)
         with before(holder) as (proxy, address):
             first = middle.fetch(wanted, [address])
-            await has(first, 2)
+            await first.has(2)
             proxy.held = "out"
             second = last.fetch(wanted, [middle.address])
             await second.span(0, CHUNK_BYTES)
-            assert not first.is_whole
+            assert not first.transfer.plan.is_whole
             proxy.held = None
             await second.whole()
         assert read_back(second) == data
@@ -295,7 +219,7 @@ def test_rot_is_refused_and_the_good_copy_taken(tmp_path: Path, over: Path | Non
         good.put(data)
         spoil(rotten)
         assert await reader.bring(wanted, [rotten.address, good.address]) == data
-        assert reader.fetcher.counters["fetches_wrong_bytes"]
+        assert reader.fetches.counters["fetches_wrong_bytes"]
 
     run(tmp_path, 3, test, over)
 
@@ -335,15 +259,17 @@ def test_content_of_another_size_is_a_conflict(tmp_path: Path, sealed: bool) -> 
 
 def test_content_that_changes_meanwhile_is_a_conflict(tmp_path: Path, over: Path | None) -> None:
     async def test(holder: Peer, reader: Peer) -> None:
-        wanted = holder.put(content(SMALL), sealed=False)
-        arriving = reader.fetch(wanted, [holder.address], lazily=True)
-        await arriving.span(0, 1)
-        fd = holder.files.open(INO, VERSION, os.O_WRONLY)
-        os.pwrite(fd, b"new", 0)
-        os.utime(fd, ns=(1, 1))
-        os.close(fd)
-        with pytest.raises(Conflict):
-            await arriving.whole()
+        wanted = holder.put(content(LARGE), sealed=False)
+        with before(holder) as (proxy, address):
+            proxy.bytes_s = 32 << 20
+            arriving = reader.fetch(wanted, [address])
+            await arriving.span(0, 1)
+            fd = holder.files.open(INO, VERSION, os.O_WRONLY)
+            os.pwrite(fd, b"new", 0)
+            os.utime(fd, ns=(1, 1))
+            os.close(fd)
+            with pytest.raises(Conflict):
+                await arriving.whole()
         arriving.close()
 
     run(tmp_path, 2, test, over)
@@ -399,7 +325,7 @@ def test_a_holder_that_stops_is_left_for_another(tmp_path: Path, how: str) -> No
         with before(leaving) as (proxy, address), before(staying) as (other, second):
             proxy.bytes_s = other.bytes_s = 32 << 20
             arriving = reader.fetch(wanted, [address, second])
-            await has(arriving, 2)
+            await arriving.has(2)
             if how == "killed":
                 proxy.is_refusing = True
                 proxy.cut()
@@ -421,7 +347,7 @@ def test_a_connection_that_breaks_is_made_again(tmp_path: Path) -> None:
             proxy.bytes_s = 64 << 20
             arriving = reader.fetch(wanted, [address])
             for chunks in (1, 6, 11):
-                await has(arriving, chunks)
+                await arriving.has(chunks)
                 proxy.cut()
             await arriving.whole()
         assert read_back(arriving) == data
@@ -439,7 +365,7 @@ def test_a_silent_holder_is_left_for_another(tmp_path: Path) -> None:
         with before(silent) as (proxy, address):
             proxy.bytes_s = 16 << 20
             arriving = reader.fetch(wanted, [address])
-            await has(arriving, 1)
+            await arriving.has(1)
             proxy.held = "out"
             arriving.close()
             assert await reader.bring(wanted, [address, other.address]) == data
@@ -459,11 +385,11 @@ def test_what_is_waited_for_is_not_asked_of_who_was_silent(
         other.put(data)
         with before(silent) as (proxy, address):
             proxy.held = "both"
-            arriving = reader.fetch(wanted, [address, other.address], lazily=True)
+            arriving = reader.fetch(wanted, [address, other.address])
             for offset in range(0, LARGE, CHUNK_BYTES):
                 await arriving.span(offset, 1)
         assert read_back(arriving) == data
-        assert reader.fetcher.counters["fetches_hedged"] <= 2
+        assert reader.fetches.counters["fetches_hedged"] <= 2
         arriving.close()
 
     run(tmp_path, 3, test)
@@ -472,7 +398,7 @@ def test_what_is_waited_for_is_not_asked_of_who_was_silent(
 def test_who_was_silent_is_asked_last_for_other_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_DOUBT_S", 3600.0)
+    monkeypatch.setattr(peer_fetch, "_DOUBT_S", 3600.0)
 
     async def test(silent: Peer, other: Peer, reader: Peer) -> None:
         with before(silent) as (proxy, address):
@@ -481,7 +407,7 @@ def test_who_was_silent_is_asked_last_for_other_files(
                 data = content(1000, number)
                 wanted = other.put(data, ino=INO + number)
                 assert await reader.bring(wanted, [address, other.address]) == data
-            assert reader.fetcher.counters["fetches_hedged"] <= 2
+            assert reader.fetches.counters["fetches_hedged"] <= 2
             proxy.held = None
             wanted = silent.put(data, ino=INO + 100)
             assert await reader.bring(wanted, [address]) == data, "it is not given up"
@@ -498,7 +424,7 @@ def test_a_slow_holder_does_not_hold_up_the_rest(tmp_path: Path) -> None:
         with before(slow) as (proxy, address):
             proxy.bytes_s = 100_000  # a chunk would take 40 s, the file 11 minutes
             assert await reader.bring(wanted, [address, fast.address]) == data
-        assert reader.fetcher.counters["fetches_hedged"]
+        assert reader.fetches.counters["fetches_hedged"]
 
     run(tmp_path, 3, test)
 
@@ -509,33 +435,13 @@ def test_silence_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with before(silent) as (proxy, address):
             proxy.bytes_s = 64 << 20
             arriving = reader.fetch(wanted, [address])
-            await has(arriving, 1)
+            await arriving.has(1)
             proxy.held = "out"
             monkeypatch.setattr(chunk_receiver, "STALL_S", 0.3)
-            monkeypatch.setattr(fetch, "STALL_S", 0.3)
+            monkeypatch.setattr(peer_fetch, "STALL_S", 0.3)
             with pytest.raises(Unavailable):
                 await arriving.whole()
             arriving.close()
-
-    run(tmp_path, 2, test)
-
-
-def test_who_waits_hears_of_the_end(tmp_path: Path) -> None:
-    async def test(holder: Peer, reader: Peer) -> None:
-        wanted = holder.put(content(LARGE))
-        with before(holder) as (proxy, address):
-            proxy.held = "out"
-            arriving = reader.fetch(wanted, [address])
-
-            async def wait() -> None:
-                with pytest.raises(Unavailable, match="not fetched any more"):
-                    await arriving.span(0, 1)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait)
-                await trio.testing.wait_all_tasks_blocked(0.01)
-                arriving.close()
-            assert reader.fetcher.arriving(INO, VERSION) is None
 
     run(tmp_path, 2, test)
 
@@ -544,8 +450,7 @@ def test_a_full_disk_is_told(tmp_path: Path, over: Path | None) -> None:
     async def test(holder: Peer, reader: Peer) -> None:
         wanted = holder.put(content(SMALL))
         fd = os.open("/dev/full", os.O_WRONLY)
-        arriving = reader.fetcher.start(wanted, [holder.address], fd)
-        os.close(fd)
+        arriving = reader.fetch_into(fd, wanted, [holder.address])
         with pytest.raises(OSError, match="No space left"):
             await arriving.whole()
         arriving.close()
@@ -616,7 +521,7 @@ LIES: dict[str, tuple[Callable[[Peer], Response], type[KvfsError]]] = {
 def test_a_peer_that_lies_is_found_out_and_left(
     tmp_path: Path, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_RELAY_MOST_S", 0.3)
+    monkeypatch.setattr(peer_fetch, "_RELAY_MOST_S", 0.3)
     data = content(SMALL)
     answer, error = LIES[lie]
 

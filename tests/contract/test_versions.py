@@ -74,12 +74,12 @@ def test_what_was_not_recorded_is_not_taken_for_what_another_node_published(
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = here.put(b"old", space=site.durable)
-        await there.bringing.bring(ino)
+        await there.transfers.bring(ino)
         with pytest.raises(Unavailable):
             await rewrite(here, ino, 0, b"lost", Lossy(here, done=False))
         await rewrite(there, ino, 0, b"new")
         assert not here.has(ino)
-        await here.bringing.bring(ino)
+        await here.transfers.bring(ino)
         assert here.read(ino) == b"new"
 
     on_nodes(tmp_path, 2, test)

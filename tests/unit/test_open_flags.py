@@ -7,7 +7,7 @@ import pytest
 from gateway.fuse.channel.dispatch import BackingRegistry
 from gateway.fuse.codec.protocol import Fopen
 from gateway.fuse.files.open_file import Handle, OpenFile
-from kvfs.transfer.incoming_file import IncomingFile
+from kvfs.transfer.transfer import Transfer, WantedFile
 from tests.unit.space import new_inode
 
 NO_DEVICE = -1
@@ -17,7 +17,7 @@ def opened(*, coming: bool, whole: bool = False) -> Handle:
     """A handle of a file that came, or comes, from another node, or was here."""
     file = OpenFile(7, 1, NO_DEVICE, False, new_inode())
     if coming:
-        file.incoming = IncomingFile(7, 1, 1 << 30)
+        file.incoming = Transfer(WantedFile(7, 1, 1 << 30, b""))
         if whole:
             file.incoming.end()
     return Handle(1, file, os.O_RDONLY, False)

@@ -19,6 +19,13 @@ def taken(plan: ChunkPlan, most: int = 1) -> list[int]:
     return chunks
 
 
+def with_chunks(chunks: int, *here: int) -> ChunkPlan:
+    plan = ChunkPlan(chunks)
+    for chunk in here:
+        plan.put(chunk)
+    return plan
+
+
 def test_a_file_is_asked_for_in_its_order() -> None:
     assert taken(ChunkPlan(5), 2) == [0, 1, 2, 3, 4]
 
@@ -30,20 +37,12 @@ def test_who_waits_comes_first_then_what_is_likely() -> None:
     assert taken(plan) == [4, 7, 8, 0, 1, 2, 3, 5, 6, 9]
 
 
-def test_lazily_only_what_is_wanted_is_asked_for() -> None:
-    plan = ChunkPlan(10, lazily=True)
-    assert taken(plan) == []
-    plan.urge(ChunkSpan(4, 2))
-    plan.expect(ChunkSpan(8, 1))
-    assert plan.left() == 3
-    assert taken(plan, 16) == [4, 5, 8]
-
-
 def test_what_is_here_is_not_asked_for() -> None:
-    plan = ChunkPlan(10, present=b"\x83\x01")
+    plan = with_chunks(10, 0, 1, 7, 8)
     assert plan.here == 4
+    assert plan.left() == 6
     assert taken(plan, 16) == [2, 3, 4, 5, 6, 9]
-    assert plan.present == b"\x83\x01"
+    assert [chunk for chunk in range(10) if plan.has(chunk)] == [0, 1, 7, 8]
 
 
 def test_what_was_given_back_is_asked_for_first() -> None:
@@ -70,16 +69,8 @@ def test_who_may_not_answer_gets_what_is_wanted_last() -> None:
     assert plan.take_last() is None, "who waited for it waits again"
 
 
-def test_lazily_nobody_is_tried_with_what_nobody_wants() -> None:
-    plan = ChunkPlan(10, lazily=True)
-    plan.urge(ChunkSpan(4, 2))
-    assert plan.take_last() is None
-    plan.expect(ChunkSpan(7, 2))
-    assert [plan.take_last() for _ in range(3)] == [ChunkSpan(8, 1), ChunkSpan(7, 1), None]
-
-
 def test_how_much_is_here_in_a_row() -> None:
-    plan = ChunkPlan(6, present=b"\x1d")
+    plan = with_chunks(6, 0, 2, 3, 4)
     assert [plan.run(first, 3) for first in range(6)] == [1, 0, 3, 2, 1, 0]
     assert plan.has_all(ChunkSpan(2, 3))
     assert not plan.has_all(ChunkSpan(2, 4))
@@ -87,17 +78,14 @@ def test_how_much_is_here_in_a_row() -> None:
 
 @given(
     st.integers(0, 40),
-    st.booleans(),
     st.lists(
         st.tuples(
             st.sampled_from(["urge", "expect", "take", "last", "put", "back"]), st.integers(0, 39)
         )
     ),
 )
-def test_a_chunk_is_asked_of_one_at_a_time(
-    chunks: int, lazily: bool, steps: Iterable[tuple[str, int]]
-) -> None:
-    plan, asked, here = ChunkPlan(chunks, lazily=lazily), set[int](), set[int]()
+def test_a_chunk_is_asked_of_one_at_a_time(chunks: int, steps: Iterable[tuple[str, int]]) -> None:
+    plan, asked, here = ChunkPlan(chunks), set[int](), set[int]()
     for step, number in steps:
         if step in ("take", "last"):
             span = plan.take(number + 1) if step == "take" else plan.take_last()
@@ -116,7 +104,6 @@ def test_a_chunk_is_asked_of_one_at_a_time(
                 plan.give_back(ChunkSpan(number, 1))
     assert {chunk for chunk in range(chunks) if plan.has(chunk)} == here
     assert plan.here == len(here)
-    plan.expect(ChunkSpan(0, chunks))
     assert set(taken(plan, 7)) == set(range(chunks)) - asked - here
 
 

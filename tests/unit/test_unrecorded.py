@@ -31,8 +31,8 @@ def written(engine: Engine) -> tuple[OpenFiles, OpenFile, int]:
         pass
 
     holders = SimpleNamespace(released=nothing, not_writing=nothing)
-    volume, bringing = SimpleNamespace(holders=holders), SimpleNamespace(is_shared=False)
-    files = OpenFiles(*cast("Any", (volume, bringing, None, 1, None, nothing)))
+    volume, transfers = SimpleNamespace(holders=holders), SimpleNamespace(is_shared=False)
+    files = OpenFiles(*cast("Any", (volume, transfers, None, 1, None, nothing)))
     files.publishing.publish = engine.publish  # type: ignore[method-assign,assignment]
     files.unrecorded._publish = engine.publish
     file = cast("OpenFile", SimpleNamespace(ino=7, handles=1, users=0, writers=1, is_partial=True))

@@ -43,7 +43,7 @@ from gateway.fuse.operations import Operations
 from kvfs.base import detach
 from kvfs.base.errors import KvfsError
 from kvfs.meta.records import ROOT_INODE
-from kvfs.transfer.incoming_file import IncomingFile
+from kvfs.transfer.transfer import Transfer
 
 _WORKERS_DEADLINE_S: Final = 10.0
 _INLINE_BYTES: Final = 64 << 10
@@ -468,7 +468,7 @@ class FastPath:
             self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
 
     async def _read_come(
-        self, unique: int, coming: IncomingFile, fd: int, offset: int, size: int
+        self, unique: int, coming: Transfer, fd: int, offset: int, size: int
     ) -> None:
         """Has a READ of bytes that are not here yet answered once they are."""
         await coming.span(offset, size)

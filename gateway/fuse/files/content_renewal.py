@@ -13,8 +13,8 @@ import trio
 
 from gateway.fuse.files.open_file import OpenFile, copy_over, signature_of
 from kvfs.base.errors import Busy, Conflict, KvfsError
-from kvfs.transfer.fetcher import Bringing
-from kvfs.transfer.incoming_file import IncomingFile
+from kvfs.transfer.transfer import Transfer
+from kvfs.transfer.transfers import Transfers
 from kvfs.tree import tree
 from kvfs.vfs.volume import Volume
 
@@ -26,18 +26,18 @@ async def _nothing(_: int) -> None:
 class Renewing:
     """Renews the open files of one mount."""
 
-    def __init__(self, volume: Volume, bringing: Bringing) -> None:
+    def __init__(self, volume: Volume, transfers: Transfers) -> None:
         self._volume = volume
-        self._bringing = bringing
+        self._transfers = transfers
         self.forget_content: Callable[[int], Awaitable[None]] = _nothing
         """Makes the kernel forget what it knows of an open file's content. Raises Unavailable."""
 
     async def renew(self, file: OpenFile) -> None:
         """Returns when the file has the newest content. Raises Busy if that content is replaced
-        while it is on its way, Conflict, and what `Bringing.bring` raises."""
+        while it is on its way, Conflict, and what `Transfers.bring` raises."""
         if file.incoming is not None:
             await self._finished(file.incoming)
-        await self._bringing.bring(file.ino)
+        await self._transfers.bring(file.ino)
         await self._take_over(file)
         await self.forgotten(file)
 
@@ -48,7 +48,7 @@ class Renewing:
             await self.forget_content(file.ino)
             file.is_remembered = False
 
-    async def _finished(self, incoming: IncomingFile) -> None:
+    async def _finished(self, incoming: Transfer) -> None:
         try:
             await incoming.whole()
         except (KvfsError, OSError) as error:

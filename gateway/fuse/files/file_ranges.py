@@ -9,7 +9,7 @@ from gateway.fuse.files.open_file import OpenFile
 from gateway.fuse.files.open_files import OpenFiles
 from kvfs.datastore.kernel import allocate
 from kvfs.policy.readahead import Readahead
-from kvfs.transfer.incoming_file import IncomingFile
+from kvfs.transfer.transfer import Transfer
 
 
 class Ranges:
@@ -41,7 +41,7 @@ class Ranges:
             self._open_files.forget_content(file.ino)
         return end
 
-    def coming(self, fh: int, offset: int, size: int) -> IncomingFile | None:
+    def coming(self, fh: int, offset: int, size: int) -> Transfer | None:
         """Returns the transfer that a read of these bytes has to wait for; None: they are here."""
         handle = self._open_files.handle(fh)
         incoming = handle.file.incoming

@@ -8,7 +8,7 @@ import trio
 from kvfs.base import detach
 from kvfs.meta.records import Inode
 from kvfs.policy.readahead import Readahead
-from kvfs.transfer.incoming_file import IncomingFile
+from kvfs.transfer.transfer import Transfer
 from kvfs.tree import inodes
 
 _APPENDS = os.O_WRONLY | os.O_APPEND
@@ -100,7 +100,7 @@ class OpenFile:
         self.armed: tuple[int, int, int] | None = None
         """The state of the data file when set-id bits were set while the file was open for writing.
         Once the data file has changed, the bits go."""
-        self.incoming: IncomingFile | None = None
+        self.incoming: Transfer | None = None
         """The transfer of its data, which arrived or are arriving while it is open: it stays
         without passthrough until its last close."""
         self.is_new = False

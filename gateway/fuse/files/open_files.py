@@ -34,8 +34,8 @@ from kvfs.datastore.kernel import writeback
 from kvfs.meta.records import Flag, Inode
 from kvfs.node.append_leases import AppendLeases
 from kvfs.node.former_writers import FormerWriters
-from kvfs.transfer.fetcher import Bringing
-from kvfs.transfer.incoming_file import SMALL_BYTES, IncomingFile
+from kvfs.transfer.transfer import SMALL_BYTES, Transfer
+from kvfs.transfer.transfers import Transfers
 from kvfs.tree import inodes, tree
 from kvfs.vfs.missing_data import Missing, is_torn
 from kvfs.vfs.volume import Volume
@@ -64,19 +64,19 @@ class OpenFiles:
     def __init__(
         self,
         volume: Volume,
-        bringing: Bringing,
+        transfers: Transfers,
         missing: Missing,
         boot: int,
         shares: OpenFileShares,
         on_closed: Callable[[OpenFile], None],
     ) -> None:
         self._volume = volume
-        self._bringing = bringing
+        self._transfers = transfers
         self._missing = missing
         self._shares = shares
         self._on_closed = on_closed
-        self.publishing = Publishing(volume, bringing, boot)
-        self.renewing = Renewing(volume, bringing)
+        self.publishing = Publishing(volume, transfers, boot)
+        self.renewing = Renewing(volume, transfers)
         self.unrecorded = Unrecorded(self.publishing.publish, self._close_unused)
         self._files: dict[int, OpenFile] = {}
         self._formers: dict[int, list[OpenFile]] = {}
@@ -180,12 +180,12 @@ class OpenFiles:
             file.owner = owner
         if file is not None and ino in self.unrecorded and not file.writers:
             file = await self._recorded(file)
-        if file is not None and file is not former and self._bringing.is_shared:
+        if file is not None and file is not former and self._transfers.is_shared:
             file = await self._renewed(file, opener)
         if file is None:
             file = await self._open_counted(ino, flags, writable, owner)
         file.users += 1
-        is_shared = self._bringing.is_shared
+        is_shared = self._transfers.is_shared
         if is_shared:  # else its data file may go when others replace its content meanwhile
             self._volume.holders.opened(ino)
         try:
@@ -424,7 +424,7 @@ class OpenFiles:
                 await self._missing.settle(ino)
                 continue
             file = self._opened(ino, inode, fd, stat, writable)
-            if self._bringing.is_shared and differs(inode, stat):
+            if self._transfers.is_shared and differs(inode, stat):
                 await self._publish_left(file)
             return file
         raise Conflict(f"{os.fsdecode(inode.name)}: it is written on other nodes all the time")
@@ -463,15 +463,17 @@ class OpenFiles:
     async def _bring(self, ino: int, inode: Inode, flags: int, writable: bool) -> OpenFile | None:
         """Fetches a data file that is not here. Returns the file if it can be opened meanwhile, or
         another task opened it; None: look again."""
-        if not self._bringing.is_possible or not inode.nlink:
+        if not self._transfers.is_possible or not inode.nlink:
             await self._lost(ino, inode)
-        if flags & os.O_TRUNC and self._bringing.is_shared:
+        if flags & os.O_TRUNC and self._transfers.is_shared:
             return self._begin_anew(ino, inode)
         await detach.aside()
-        incoming = self._bringing.begin(ino, inode)
+        incoming = self._transfers.begin(ino, inode)
         try:
-            if writable or inode.size <= SMALL_BYTES:
+            if writable or flags & os.O_NOATIME:
                 await incoming.whole()
+            elif inode.size <= SMALL_BYTES:
+                return self._open_whole_transfer(ino, inode, await incoming.opened())
             else:
                 await incoming.begun()
         except Conflict:  # it was written elsewhere meanwhile
@@ -479,7 +481,15 @@ class OpenFiles:
         file = self._files.get(ino)
         if file is not None or incoming.is_whole or writable:
             return file
-        return self._open_incoming(incoming, inode)
+        return self._open_incoming(ino, incoming, inode)
+
+    def _open_whole_transfer(self, ino: int, inode: Inode, fd: int) -> OpenFile:
+        """Opens a file by the descriptor that its transfer gave."""
+        file = self._files.get(ino)
+        if file is not None:
+            os.close(fd)
+            return file
+        return self._opened(ino, inode, fd, os.fstat(fd), False)
 
     async def _bring_on(self, file: OpenFile) -> None:
         """Fetches the missing bytes of an open file. If the rest of that content is gone, it comes
@@ -491,7 +501,7 @@ class OpenFiles:
         if not file.incoming.has_failed:
             return
         inode = await self._volume.engine.read(lambda t: tree.read_inode(t, file.ino))
-        incoming = self._bringing.begin(file.ino, inode)
+        incoming = self._transfers.begin(file.ino, inode)
         await incoming.begun()
         files = self._volume.files
         try:
@@ -503,12 +513,12 @@ class OpenFiles:
         os.close(fd)
         file.incoming = incoming
 
-    def _open_incoming(self, incoming: IncomingFile, inode: Inode) -> OpenFile | None:
+    def _open_incoming(self, ino: int, incoming: Transfer, inode: Inode) -> OpenFile | None:
         try:
-            fd = self._volume.files.open_arriving(incoming.ino, incoming.version)
+            fd = self._volume.files.open_arriving(ino, inode.version)
         except FileNotFoundError:
             return None
-        file = self._opened(incoming.ino, inode, fd, os.fstat(fd), False)
+        file = self._opened(ino, inode, fd, os.fstat(fd), False)
         file.incoming = incoming
         return file
 
@@ -698,7 +708,7 @@ class OpenFiles:
         if file.handles or file.users:
             return
         self._drop(file)
-        outdated = self._bringing.is_outdated(file.ino)
+        outdated = self._transfers.outdated.has(file.ino)
         if file.writable or file.incoming is not None or outdated or file.is_former:
             self._close(file)
             return
@@ -722,8 +732,8 @@ class OpenFiles:
         self._on_closed(file)
         for each in self.kernels:
             each.closed(file)
-        if self._bringing.is_shared:
-            self._bringing.closed(file.ino)
+        if self._transfers.is_shared:
+            self._transfers.outdated.closed(file.ino)
         if file.is_draft:
             self._volume.files.drop_draft(file.ino, file.version)
         if _is_large(file.fd):  # the last close of an unlinked file gives its blocks back

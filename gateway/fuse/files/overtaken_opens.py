@@ -21,8 +21,8 @@ from kvfs.base import detach
 from kvfs.base.errors import Conflict, KvfsError, NotFound, Stale
 from kvfs.datastore.files import DataFiles
 from kvfs.meta.records import Inode
-from kvfs.transfer.fetcher import Bringing
-from kvfs.transfer.incoming_file import SMALL_BYTES
+from kvfs.transfer.transfer import SMALL_BYTES
+from kvfs.transfer.transfers import Transfers
 
 _THREADS: Final = 256
 _MOST_S: Final = 1.0
@@ -32,8 +32,8 @@ Found = tuple[int, Inode]
 class OvertakenOpens:
     """The overtaken opens of one mount."""
 
-    def __init__(self, bringing: Bringing, files: DataFiles) -> None:
-        self._bringing = bringing
+    def __init__(self, transfers: Transfers, files: DataFiles) -> None:
+        self._transfers = transfers
         self._files = files
         self._threads: dict[int, None] = {}
         """Threads whose last open failed so, the one that failed last at the end."""
@@ -84,7 +84,7 @@ class OvertakenOpens:
         if self._needs_no_data(ino, inode):
             return True
         try:
-            await self._bringing.begin(ino, inode).whole()
+            await self._transfers.begin(ino, inode).whole()
         except (Conflict, NotFound, Stale):
             return False
         except (KvfsError, OSError):

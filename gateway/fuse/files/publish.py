@@ -21,7 +21,7 @@ from kvfs.datastore.kernel import writeback
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.transfer.fetcher import Bringing
+from kvfs.transfer.transfers import Transfers
 from kvfs.tree import inodes, lifecycle, tree
 from kvfs.tree.inodes import read_inodes
 from kvfs.tree.private_files import NameState, settle
@@ -54,9 +54,9 @@ class _Recorded(Exception):
 class Publishing:
     """Publishes the open files of one mount."""
 
-    def __init__(self, volume: Volume, bringing: Bringing, boot: int) -> None:
+    def __init__(self, volume: Volume, transfers: Transfers, boot: int) -> None:
         self._volume = volume
-        self._bringing = bringing
+        self._transfers = transfers
         self._boot = boot
         self._syncs = trio.CapacityLimiter(_SYNCS)
         self.is_strict: Callable[[int], bool] = lambda _ino: False
@@ -100,7 +100,7 @@ class Publishing:
         if signature == file.published and not synced:
             file.rewritten = file.overwriters > 0
             return
-        if signature == file.published and self._bringing.is_shared:
+        if signature == file.published and self._transfers.is_shared:
             await self._record_synced(file)
             return
         boot = 0 if synced else self._boot
@@ -164,7 +164,7 @@ class Publishing:
         """Records the file under the version that it has. Returns None if that is impossible:
         others may have content that was published under it. TAKEN: the file is empty, and another
         file has its name. Raises Stale if it has no place any more."""
-        if self._bringing.is_shared and not file.is_new:
+        if self._transfers.is_shared and not file.is_new:
             return None
         try:
             place = await self._volume.publish_new(file.ino, record, known=known)

@@ -1,4 +1,4 @@
-"""One file that is fetched: several streams, from several holders at once.
+"""The chunks of one file from the nodes that have it.
 
 A stream asks a source for a span of chunks and receives it; then for the next. Chunks that it did
 not get go back into the plan, to whichever stream is free. A source that is stuck while others are
@@ -8,6 +8,8 @@ two writers of one chunk. What was learned of it so holds for other files too, f
 Invariants
 - Every wait ends: an answer's head and each pause of a body within STALL_S, a source after two
   failures in a row, the file with its last source.
+- A file that lacks one chunk comes by the task that wants it: others begin where its first source
+  brings nothing.
 - A checksum is believed where the record vouches for it: of sealed files all are compared with the
   record's before a chunk counts.
 """
@@ -26,19 +28,17 @@ from kvfs.cluster.peer_client import IncomingChunks, PeerClient, Redirected
 from kvfs.cluster.peer_protocol import CHUNK_BYTES, DIGEST_BYTES, MOST_SUMS, Ask, Later, PeerAddress
 from kvfs.datastore.checksum import ZERO_CHUNK, combine
 from kvfs.http.api import ConnectionLost
-from kvfs.transfer.arriving_file import ArrivingFile
 from kvfs.transfer.chunk_plan import ChunkSpan
 from kvfs.transfer.chunk_receiver import STALL_S
 from kvfs.transfer.hedging import Hedging, SourceStream
 from kvfs.transfer.sources import PeerSource, Sources, Standing
+from kvfs.transfer.transfer import Transfer
 from kvfs.transfer.transport import Transport
 
 log = logging.getLogger(__name__)
 
 _RELAY_MOST_S: Final = 10.0
 """For so long a node that is getting the file itself may have no chunk for us."""
-_FIRST_LOOK_S: Final = 0.4
-_LOOK_S: Final = 0.1
 _RETRY_S: Final = 0.1
 _SUMS_S: Final = 5.0
 _DOUBT_S: Final = 10.0
@@ -72,20 +72,21 @@ class Means:
         self.doubts[node] = time.monotonic() + _DOUBT_S
 
 
-class Fetch:
+class PeerFetch:
     """One file."""
 
-    def __init__(
-        self, means: Means, arriving: ArrivingFile, holders: Sequence[PeerAddress]
-    ) -> None:
-        self.arriving = arriving
+    def __init__(self, means: Means, transfer: Transfer, holders: Sequence[PeerAddress]) -> None:
+        self.transfer = transfer
+        self.began = time.monotonic()
         self._means = means
-        self._plan = arriving.plan
+        self._plan = transfer.plan
         chunks, doubts = self._plan.chunks, means.in_doubt()
         self._sources = Sources(holders, chunks, means.me, means.paces, doubts)
         self._streams: set[SourceStream] = set()
         self._hedging = Hedging()
+        self._failure: Exception | None = None
         self._nursery: trio.Nursery | None = None
+        """None: the task that wants it asks alone."""
 
     def is_asked_of(self, chunk: int, node: int) -> bool:
         return any(
@@ -94,26 +95,57 @@ class Fetch:
         )
 
     async def run(self) -> None:
-        """Until the file is whole, failed or closed."""
-        counters = self._means.counters
+        """Returns when all chunks are here. Raises as `Sources.failure`, OSError (of the file).
+        Cancelled: what came until then is here, and nothing is written any more."""
+        counters, succeeded = self._means.counters, False
         try:
-            if self.arriving.wanted.checksum and self._plan.chunks > MOST_SUMS:
+            if self.transfer.wanted.checksum and self._plan.chunks > MOST_SUMS:
                 await self._agree()
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+            if self._plan.left() == 1:
+                await self._ask_alone()
+            if not self._has_ended:
+                await self._ask_all()
+            if self._failure is not None:
+                raise self._failure
+            succeeded = True
+        finally:
+            self._means.paces.update(self._sources.paces())
+            counters["fetched_files" if succeeded else "fetches_failed"] += 1
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._plan.is_whole or self._failure is not None
+
+    async def _ask_alone(self) -> None:
+        """One chunk of the first source, without a task of its own."""
+        for source in self._sources.activate(time.monotonic())[:1]:
+            span = self._plan.take(1)
+            if span is not None:
+                source.streams += 1
+                try:
+                    await self._fetch(SourceStream(source, span))
+                finally:
+                    source.streams -= 1
+
+    async def _ask_all(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                self._engage(self._sources.of(Standing.ACTIVE))
                 self._replace_sources()
-                nursery.start_soon(self._watch)
-                while not self.arriving.has_ended:
-                    await self.arriving.changed.wait()
+                while not self._has_ended:
+                    await self.transfer.changed.wait()
+            finally:
+                self._nursery = None
                 for stream in self._streams:
                     stream.cut()
-                nursery.cancel_scope.cancel()
-        except (KvfsError, OSError) as error:
-            self.arriving.fail(error)
-        finally:
-            self._nursery = None
-            self._means.paces.update(self._sources.paces())
-        counters["fetched_files" if self.arriving.is_whole else "fetches_failed"] += 1
+            nursery.cancel_scope.cancel()
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing more comes."""
+        if self._failure is None:
+            self._failure = error
+        self.transfer.wake()
 
     # --- the checksums of a sealed file ---
 
@@ -124,17 +156,17 @@ class Fetch:
             asked = self._sources.of(Standing.RESERVE)
             for delay, source in enumerate(asked):
                 nursery.start_soon(self._ask_sums, source, delay * _NEXT_S)
-            while not self.arriving.agreed.is_set() and not self.arriving.is_closed:
+            while not self.transfer.is_agreed:
                 if all(source.standing is Standing.OUT for source in asked):
                     break
-                await self.arriving.changed.wait()
+                await self.transfer.changed.wait()
             nursery.cancel_scope.cancel()
-        if not self.arriving.agreed.is_set():
+        if not self.transfer.is_agreed:
             raise self._sources.failure()
 
     async def _ask_sums(self, source: PeerSource, delay_s: float) -> None:
         await trio.sleep(delay_s)
-        wanted = self.arriving.wanted
+        wanted = self.transfer.wanted
         while source.standing is not Standing.OUT:
             began = time.monotonic()
             try:
@@ -153,20 +185,27 @@ class Fetch:
         if (
             not isinstance(sums, bytes)
             or len(sums) != self._plan.chunks * DIGEST_BYTES
-            or combine(sums) != self.arriving.wanted.checksum
+            or combine(sums) != self.transfer.wanted.checksum
         ):
             raise Corrupt("other checksums than the record's")
-        self.arriving.agree(sums)
-        for chunk in range(self.arriving.wanted.size // CHUNK_BYTES):
+        self.transfer.agree(sums)
+        if ZERO_CHUNK in sums:
+            self._skip_zeros(sums)
+
+    def _skip_zeros(self, sums: bytes) -> None:
+        """They are here already: the file began as a hole."""
+        for chunk in range(self.transfer.wanted.size // CHUNK_BYTES):
             at = chunk * DIGEST_BYTES
             if sums[at : at + DIGEST_BYTES] == ZERO_CHUNK:
-                self._plan.skip(chunk)  # it is here already: the file began as a hole
-        self.arriving.wake()
+                self._plan.skip(chunk)
+        self.transfer.wake()
 
     # --- streams ---
 
     def _engage(self, sources: list[PeerSource]) -> None:
-        assert self._nursery is not None
+        """Has these asked, by as many streams as each is to have."""
+        if self._nursery is None:
+            return
         for source in sources:
             while source.streams < min(source.streams_wanted, self._plan.chunks):
                 source.streams += 1
@@ -179,14 +218,14 @@ class Fetch:
                 on_trial = self._sources.is_on_trial(source)
                 span = self._next_span(source, on_trial)
                 if span is None:
-                    await self.arriving.changed.wait()
-                else:
-                    await self._fetch(SourceStream(source, span, on_trial=on_trial))
+                    await self.transfer.changed.wait()
+                elif not await self._fetch(SourceStream(source, span, on_trial=on_trial)):
+                    await trio.sleep(_RETRY_S)  # it is not asked without end
         finally:
             source.streams -= 1
 
     def _is_engaged(self, source: PeerSource) -> bool:
-        if source.standing is not Standing.ACTIVE or self.arriving.has_ended:
+        if source.standing is not Standing.ACTIVE or self._has_ended:
             return False
         return source.streams <= max(1, source.streams_wanted)
 
@@ -199,7 +238,8 @@ class Fetch:
         asked = sum(stream.span.chunks for stream in self._streams)
         return source.span_limit(self._plan.left(), asked, streams, len(active) == 1)
 
-    async def _fetch(self, stream: SourceStream) -> None:
+    async def _fetch(self, stream: SourceStream) -> bool:
+        """False where it brought nothing, at once."""
         self._streams.add(stream)
         try:
             with stream.scope:
@@ -213,17 +253,16 @@ class Fetch:
         except KvfsError as error:
             self._source_failed(stream.source, error, stream.began)
         except OSError as error:  # the file's: nobody else can help
-            self.arriving.fail(error)
+            self._fail(error)
         finally:
             self._streams.discard(stream)
             self._plan.give_back(stream.span)
             self._replace_sources()
-            self.arriving.wake()
-        if stream.receiving is None and time.monotonic() - stream.began < _RETRY_S:
-            await trio.sleep(_RETRY_S)  # it brought nothing: it is not asked without end
+            self.transfer.wake()
+        return stream.receiving is not None or time.monotonic() - stream.began >= _RETRY_S
 
     async def _receive(self, stream: SourceStream) -> None:
-        wanted, source, span = self.arriving.wanted, stream.source, stream.span
+        wanted, source, span = self.transfer.wanted, stream.source, stream.span
         ask = Ask(
             *(wanted.ino, wanted.version, wanted.size, span.first, span.chunks),
             sealed=bool(wanted.checksum),
@@ -233,7 +272,7 @@ class Fetch:
         mover = transport.mover(source.address, ask)
         async with self._means.peers.data(source.address, ask, STALL_S, mover) as incoming:
             arrived = functools.partial(self._arrived, stream, incoming)
-            with transport.taking(source.address, incoming, self.arriving.sink, arrived) as taking:
+            with transport.taking(source.address, incoming, self.transfer.sink, arrived) as taking:
                 self._believe(incoming)
                 source.answered(time.monotonic() - stream.began)
                 stream.receiving = taking
@@ -242,15 +281,15 @@ class Fetch:
     def _believe(self, incoming: IncomingChunks) -> None:
         """Whether the checksums that were announced are those of the content that is wanted. Raises
         Corrupt, Conflict."""
-        arriving, sums = self.arriving, incoming.sums
-        if not arriving.wanted.checksum:
-            arriving.stamp = arriving.stamp or incoming.stamp
-            if incoming.stamp != arriving.stamp:
+        transfer, sums = self.transfer, incoming.sums
+        if not transfer.wanted.checksum:
+            transfer.stamp = transfer.stamp or incoming.stamp
+            if incoming.stamp != transfer.stamp:
                 raise Conflict("the file was changed while it was fetched")
             return
-        if not arriving.agreed.is_set():
+        if not transfer.is_agreed:
             self._agree_on(incoming.all_sums)
-        if sums != arriving.sums_of(incoming.ask.first, incoming.count):
+        if sums != transfer.sums_of(incoming.ask.first, incoming.count):
             raise Corrupt("other checksums than those that the record vouches for")
 
     def _arrived(
@@ -267,7 +306,7 @@ class Fetch:
         if stream.source.standing is Standing.ACTIVE:
             self._engage([stream.source])
         self._means.counters["fetched_bytes"] += bytes_
-        self.arriving.put(chunk, incoming.sums[at : at + DIGEST_BYTES])
+        self.transfer.put(chunk, incoming.sums[at : at + DIGEST_BYTES])
 
     # --- what goes wrong ---
 
@@ -288,7 +327,7 @@ class Fetch:
             self._source_failed(source, error, now)
 
     def _source_failed(self, source: PeerSource, error: KvfsError, began: float) -> None:
-        if isinstance(error, Corrupt) and self.arriving.wanted.checksum:
+        if isinstance(error, Corrupt) and self.transfer.wanted.checksum:
             self._means.counters["fetches_wrong_bytes"] += 1
             log.warning("node %d gave wrong data of a file: %s", source.address.node, error)
         elif isinstance(error, Corrupt):
@@ -296,33 +335,23 @@ class Fetch:
         if isinstance(error, Unavailable):
             self._means.doubt(source.address.node)
         source.failed(error, began, time.monotonic())
-        self.arriving.wake()
+        self.transfer.wake()
 
     def _replace_sources(self) -> None:
         """As many sources as the file is worth; without any it has failed."""
-        if self._nursery is None or self.arriving.has_ended:
+        if self._nursery is None or self._has_ended:
             return
         self._engage(self._sources.activate(time.monotonic()))
         if not self._sources.of(Standing.ACTIVE) and not self._plan.is_whole:
-            self.arriving.fail(self._sources.failure())
+            self._fail(self._sources.failure())
 
-    async def _watch(self) -> None:
-        """Take from a source that is stuck what another could bring."""
-        await trio.sleep(_FIRST_LOOK_S)  # most files are here before
-        looked, was_held_up = time.monotonic(), False
-        while True:
-            await trio.sleep(_LOOK_S)
-            now, before = time.monotonic(), looked
-            looked = now
-            # What this process was too busy to take is no source's fault: it gets another chance.
-            was_held_up = now - before > 2 * _LOOK_S and not was_held_up
-            if was_held_up:
-                continue
-            self._replace_sources()
-            active = self._sources.of(Standing.ACTIVE)
-            stuck = [each for each in self._streams if self._hedging.is_stuck(each, active, now)]
-            for stream in stuck:
-                self._hedge(stream, stuck, now)
+    def look(self, now: float) -> None:
+        """Take from a source that is stuck what another could bring; to be called now and then."""
+        self._replace_sources()
+        active = self._sources.of(Standing.ACTIVE)
+        stuck = [each for each in self._streams if self._hedging.is_stuck(each, active, now)]
+        for stream in stuck:
+            self._hedge(stream, stuck, now)
 
     def _hedge(self, stream: SourceStream, stuck: list[SourceStream], now: float) -> None:
         if stream.was_cut:

@@ -1,0 +1,209 @@
+"""Where the data of a file come from that this node does not have: nodes that have them, else a
+cold tier.
+
+Invariants
+- A file of a cache namespace that nobody alive has is a miss: it is forgotten. One of a durable
+  namespace is Unavailable until a holder returns.
+- Nobody has the content that was closed last of a file that is written in place, but for nodes that
+  had a copy before. Without them it is waited for, for a bounded time, until its writer has closed
+  it: then its record is another. A file that is not closed by then is Busy, in a cache a miss.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+import trio
+
+from kvfs.base.errors import (
+    Busy,
+    Conflict,
+    Corrupt,
+    KvfsError,
+    NotFound,
+    OtherVersion,
+    Unavailable,
+    Unreached,
+)
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.records import Inode
+from kvfs.transfer.peer_fetches import PeerFetches
+from kvfs.transfer.transfer import Transfer
+from kvfs.tree import namespaces
+from kvfs.tree.copies import placements
+from kvfs.tree.inodes import read_inode, read_inodes
+from kvfs.vfs.volume import Volume
+
+_LOOKS: Final = 20
+_LOOK_S: Final = 0.02
+_WRITTEN_S: Final = 3.0
+"""For so long it is waited for who writes the file in place to close it."""
+Cold = Callable[[int, Inode, int], Awaitable[bytes | None]]
+"""Fill a descriptor with an inode's data; the checksums of its chunks, None where it is not there.
+Raises NotFound, Unavailable."""
+LookAgain = Callable[[Sequence[int]], Awaitable[bool]]
+"""Look which of these nodes are there now; whether that is news. Raises KvfsError."""
+
+
+class FileHolders(NamedTuple):
+    """The nodes that may have a file."""
+
+    nodes: list[int]
+    """The nodes that have all of it, by the engine."""
+    durable: bool
+
+
+class FileOrigins:
+    """Those that one node knows."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        volume: Volume,
+        *,
+        peers: PeerFetches | None = None,
+        look_again: LookAgain | None = None,
+        cold: Cold | None = None,
+    ) -> None:
+        """`peers` and `look_again`: of a node of a cluster. `cold`: of one with a cold tier."""
+        self._engine = engine
+        self._volume = volume
+        self._peers = peers
+        self._look_again = look_again
+        self._cold = cold
+
+    @property
+    def has_any(self) -> bool:
+        return self._peers is not None or self._cold is not None
+
+    @property
+    def has_peers(self) -> bool:
+        return self._peers is not None
+
+    async def fill(self, transfer: Transfer, inode: Inode) -> bytes:
+        """Returns when all is in the transfer's file; the checksums of its chunks. Raises as
+        `Transfer.span`."""
+        ino, version = transfer.wanted.ino, transfer.wanted.version
+        tried: set[int] = set()
+        deadline = trio.current_time() + _WRITTEN_S
+        while True:
+            found = await self._engine.read(lambda t: _found(t, ino, version))
+            nodes = [node for node in found.nodes if node not in tried]
+            tried.update(nodes)
+            try:
+                if nodes and await self._from_nodes(transfer, nodes):
+                    return transfer.sums
+                if not nodes and not await self._is_news(found.nodes, tried):
+                    break
+            except NotFound:  # they let it go meanwhile: perhaps others have it, or other content
+                await self._settled(ino, inode)
+                continue
+            except Busy as error:
+                if trio.current_time() >= deadline:
+                    if found.durable:
+                        raise
+                    raise _miss(error) from error
+                await self._settled(ino, inode)
+                tried.clear()
+                continue
+            except (Unavailable, Corrupt) as error:
+                if await self._is_news(found.nodes, tried):
+                    continue
+                inode = await self._still(ino, inode)
+                sums = await self._from_cold(transfer, inode, durable=found.durable)
+                if sums is not None:
+                    return sums
+                raise _miss(error) if not found.durable else error from error
+        inode = await self._still(ino, inode)  # who let it go may have sent it there meanwhile
+        sums = await self._from_cold(transfer, inode, durable=found.durable)
+        if sums is not None:
+            return sums
+        raise await self._lost(ino, inode, found)
+
+    async def _is_news(self, nodes: Sequence[int], tried: set[int]) -> bool:
+        """Whether one of these nodes has come up, or elsewhere, since its lease was last looked at:
+        then they are tried again. What is not known yet is not given up."""
+        if not nodes or self._look_again is None or not await self._look_again(nodes):
+            return False
+        tried.clear()
+        return True
+
+    async def _settled(self, ino: int, inode: Inode) -> None:
+        """Wait for a moment until this node has heard what the holders know already, or until who
+        writes the file has closed it. Raises Conflict where the file has another content."""
+        for _ in range(_LOOKS):
+            await self._still(ino, inode)
+            await trio.sleep(_LOOK_S)
+
+    async def _still(self, ino: int, inode: Inode) -> Inode:
+        """The record as it is now. Raises Conflict where the file has another content."""
+        now = (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]
+        if now is None or now.version != inode.version:
+            raise Conflict(f"{os.fsdecode(inode.name)}: it was written on another node")
+        return now
+
+    async def _from_nodes(self, transfer: Transfer, nodes: Sequence[int]) -> bool:
+        """False where none of them is alive."""
+        if self._peers is None or not (living := self._peers.living(nodes)):
+            return False
+        transfer.begin_anew(transfer.wanted)
+        await self._peers.fill(transfer, living)
+        return True
+
+    async def _from_cold(self, transfer: Transfer, inode: Inode, *, durable: bool) -> bytes | None:
+        """None where it is not there. Where the tier is away, a cache's file is a miss now, and
+        stays for when it is back."""
+        if self._cold is None:
+            return None
+        try:
+            return await self._cold(transfer.wanted.ino, inode, transfer.fd)
+        except Unavailable as error:
+            raise error if durable else _miss(error) from error
+        except NotFound:
+            return None
+
+    async def _lost(self, ino: int, inode: Inode, found: FileHolders) -> KvfsError:
+        """Nobody who is alive has it."""
+        lost = await self._volume.give_up(
+            ino, inode, asks_tier=self._cold is not None, away=found.nodes
+        )
+        if not lost.forgets:
+            return lost.error
+        gone = NotFound(f"{lost.error}; it is forgotten")  # another look finds that, or what came
+        gone.at = keys.file_entry(inode.parent, inode.name)
+        return gone
+
+    async def lend(self, transfer: Transfer) -> None:
+        """Returns when as much as is wanted of a file that another node goes on writing is in the
+        transfer's file, in one version of it. Raises Stale, NotFound, Conflict (it was written to
+        meanwhile), Unavailable, OSError."""
+        ino = transfer.wanted.ino
+        version, nodes = await self._engine.read(lambda t: _written(t, ino))
+        if not nodes:
+            raise NotFound(f"inode {ino:x}: no other node has its data")
+        living = self._peers.living(nodes) if self._peers is not None else []
+        if not living:
+            raise Unavailable(f"inode {ino:x}: the nodes that have its data do not run")
+        assert self._peers is not None
+        transfer.begin_anew(transfer.wanted._replace(version=version))
+        await self._peers.fill(transfer, living, hand_on=False)
+
+
+def _miss(error: KvfsError) -> NotFound:
+    """The miss of a cache namespace where nobody answers, or the file is written elsewhere."""
+    kind = OtherVersion if isinstance(error, Busy) else Unreached
+    return kind(str(error))
+
+
+def _found(t: Transaction, ino: int, version: int) -> FileHolders:
+    found = placements.whole_holders(t, ino, version)
+    return FileHolders(
+        [keys.unpack_node(node) for node in found if node != t.node], namespaces.is_durable(t, ino)
+    )
+
+
+def _written(t: Transaction, ino: int) -> tuple[int, list[int]]:
+    """The version of a file's record, and the other nodes that have data of it."""
+    nodes = [keys.unpack_node(each.node) for each in placements.holders(t, ino) if each.whole]
+    return read_inode(t, ino).version, [node for node in nodes if keys.pack_node(node) != t.node]

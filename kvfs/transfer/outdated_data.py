@@ -1,0 +1,151 @@
+"""Data files of this node that others replaced or removed, or that it need not have any more: they
+go.
+
+Invariants
+- What a program of this host has open goes when it is closed.
+- A data file is unlinked where a record says so: of newer content, or of an orphan. One whose
+  record was lost is left to `stale_data_gc`.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+
+import trio
+
+from kvfs.base.errors import Stale
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import Index
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.records import Flag, Inode, unpack_inode
+from kvfs.tree.inodes import read_inode
+from kvfs.vfs.volume import Volume
+
+Name = tuple[int, int]
+Change = tuple[bytes, bytes | None, bytes | None]
+"""Key, value before, value now."""
+
+
+class OutdatedData:
+    """Finds them for one node."""
+
+    def __init__(self, engine: Engine, files: DataFiles, index: Index, volume: Volume) -> None:
+        self._engine = engine
+        self._files = files
+        self._index = index
+        self._volume = volume
+        self._open: dict[int, set[int]] = {}
+        """Versions of data files whose content was replaced elsewhere while they are open here."""
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Drop what is outdated, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await trio.sleep_forever()
+
+    def applied(self, changes: Iterable[Change]) -> None:
+        """Others committed this: data of a content that was replaced, or of an orphan that was
+        reaped, soon go here too.
+
+        A record that had a name and vanishes was lost (an engine that was put back to an older
+        state, or damaged), likewise a newer version: nobody removes either. What is here of it may
+        be the last there is, and is left to `stale_data_gc`."""
+        replaced: list[Name] = []
+        unlinked: list[int] = []
+        for key, old, new in changes:
+            if key[:1] != b"i" or old is None:
+                continue
+            before = unpack_inode(old)
+            now = None if new is None else unpack_inode(new)
+            ino = keys.unpack_u64(key, 1)
+            if now is None:
+                if not before.nlink:
+                    replaced.append((ino, before.version))
+            elif now.version != before.version:
+                if now.version > before.version:
+                    replaced.append((ino, before.version))
+            elif before.nlink and not now.nlink:
+                unlinked.append(ino)
+            elif now.mtime_ns != before.mtime_ns and not now.flags & Flag.SEALED:
+                self._stamp(ino, before, now)
+        if self._nursery is not None and (replaced or unlinked):
+            self._nursery.start_soon(self._act, replaced, unlinked)
+
+    async def _act(self, replaced: list[Name], unlinked: list[int]) -> None:
+        await self.drop(replaced)
+        for ino in unlinked:
+            await self._lost_link(ino)
+
+    def _stamp(self, ino: int, before: Inode, now: Inode) -> None:
+        """Others set the times of a file that is not sealed: its data file has the truth about
+        them, where it is here and has not been changed meanwhile."""
+        if self._volume.holders.writes(ino):
+            return
+        path = self._files.path(ino, before.version)
+        try:
+            found = os.stat(path, follow_symlinks=False)
+            if (found.st_size, found.st_mtime_ns) == (before.size, before.mtime_ns):
+                os.utime(path, ns=(now.atime_ns, now.mtime_ns), follow_symlinks=False)
+        except FileNotFoundError:
+            return
+
+    def _is_open(self, name: Name) -> bool:
+        """Whether it is open, and so has to stay until `closed`."""
+        holders = self._volume.holders
+        if not holders.busy(name[0]) or not holders.has_content(*name):
+            return False
+        self._open.setdefault(name[0], set()).add(name[1])
+        return True
+
+    def has(self, ino: int) -> bool:
+        """Whether data files of it wait for its close."""
+        return ino in self._open
+
+    def closed(self, ino: int) -> None:
+        """The file's data file was closed; what was replaced elsewhere meanwhile may go."""
+        versions = self._open.pop(ino, None)
+        if versions and self._nursery is not None:
+            self._nursery.start_soon(self.drop, [(ino, version) for version in versions])
+
+    async def _lost_link(self, ino: int) -> None:
+        """An orphan of whose data this node has some: they go when nobody here holds it."""
+
+        def fn(t: Transaction) -> int:
+            inode = read_inode(t, ino)
+            own = t.get(keys.placement(ino, t.node))
+            return -1 if inode.nlink or own is None else inode.version
+
+        try:
+            version = await self._engine.read(fn)
+        except Stale:
+            return
+        if version >= 0 and not self._volume.holders.keep(ino):
+            self._volume.holders.let_go(ino)
+            self._volume.drop_later(ino, version)
+
+    async def drop(self, names: Sequence[Name]) -> None:
+        """Unlink data files that no record speaks of any more, where they are here; those that are
+        open when they are closed."""
+        here = [name for name in names if self._is_here(name) and not self._is_open(name)]
+        for ino, _ in here:
+            self._volume.holders.let_go(ino)
+
+        def unlink() -> None:
+            for name in here:
+                self._files.unlink(*name)
+
+        if here:
+            await trio.to_thread.run_sync(unlink)
+            self._index.remove([name[0] for name in here if self._is_indexed(name)])
+
+    def _is_here(self, name: Name) -> bool:
+        try:
+            self._files.stat(*name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _is_indexed(self, name: Name) -> bool:
+        entry = self._index.get(name[0])
+        return entry is not None and entry.version == name[1]
