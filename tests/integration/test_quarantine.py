@@ -147,5 +147,6 @@ def test_what_the_engine_of_living_nodes_lost_is_kept(tmp_path: Path) -> None:
             wait_until(lambda: len(quarantined(node)) == 1, "what was lost is put away")  # noqa: B023
             [lost] = quarantined(node)
             assert Path(lost["path"]).read_bytes() == LATER
-            assert lost["last_name"] == "/models/later"
+            if node is first:  # which sealed it, and so had it described
+                assert lost["last_name"] == "/models/later"
             assert (node.mount / "models" / "kept").read_bytes() == b"kept" * 1000
