@@ -111,7 +111,9 @@ class Known:
         """Returns whether a kernel may know one of these directories. Call in the transaction that
         changes them."""
         words = self._current()
-        return words is None or words[0] != _LAYOUT or any(words[_slot(ino)] for ino in inos)
+        if words is None or words[0] != _LAYOUT:
+            return True
+        return any(map(words.__getitem__, map(_slot, inos)))
 
     def _current(self) -> memoryview | None:
         """Returns the counters of the present file: it may have been removed between two nodes, and

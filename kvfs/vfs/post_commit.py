@@ -15,8 +15,10 @@ nothing to forget and no notice: the node hears of new files and of what is to b
 later (`deferred_notify`).
 """
 
+import operator
 import stat
 from collections.abc import Sequence
+from typing import Final
 
 from kvfs.base.errors import KvfsError
 from kvfs.datastore.known_directories import Known
@@ -28,6 +30,8 @@ from kvfs.tree.changes import Change
 from kvfs.tree.tree import Removed
 from kvfs.vfs.deferred_notify import Soon
 from kvfs.vfs.node_client import Link, Told
+
+_parent_of: Final = operator.attrgetter("parent")
 
 
 class Changed:
@@ -83,13 +87,14 @@ class Finisher:
         its mount by itself."""
         if t.node:
             return
-        if changed.links_stay or self._known.any_of(each.parent for each in changed.changes):
+        if changed.links_stay or self._known.any_of(map(_parent_of, changed.changes)):
             changed.notice = notices.post(t, changed.changes, now)
 
     def clear(self, t: Transaction) -> None:
         """Step 5, in any transaction that writes anyway."""
-        taken, self._taken = self._taken, []
-        notices.remove(t, taken)
+        if self._taken:
+            taken, self._taken = self._taken, []
+            notices.remove(t, taken)
 
     def finish(self, *changed: Changed) -> None:
         """Steps 2 to 4, for all these at once. Raises Unavailable when the node does not answer and

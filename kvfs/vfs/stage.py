@@ -35,7 +35,7 @@ from kvfs.base.errors import Conflict, KvfsError, NoSpace, Unavailable
 from kvfs.datastore import file_sync
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import namespace_of
+from kvfs.meta.records import NAMESPACE_SHIFT
 from kvfs.session import byte_transfer
 from kvfs.session.session import Session, now_ns
 from kvfs.tree import reserved_inodes, tree
@@ -108,40 +108,7 @@ class Drafts:
                 for ino, file in zip(reserved, files, strict=True)
             ]
 
-        return self._made(self._with_room(fn, self._session.write))
-
-    def begin_small(self, files: Sequence[NewFile]) -> list[Draft]:
-        """Drafts of files of one namespace, each of no more than SMALL_BYTES: no transaction, but
-        now and then. Raises as `begin`."""
-        number = namespace_of(files[0].parent)
-        self._spend(number, sum(BLOCK * blocks_of(file.size) for file in files))
-        return self._numbered(number, files)
-
-    def begin_small_now(self, file: NewFile) -> Draft | None:
-        """As `begin_small`, for an event loop; None where the node must be asked for space
-        first."""
-        number = namespace_of(file.parent)
-        if not self._spend_found(number, BLOCK * blocks_of(file.size)):
-            return None
-        return self._numbered(number, [file])[0]
-
-    def begin_one(self, file: NewFile) -> Draft:
-        """A draft of one file, which is told by its size whether it is small. Raises as `begin`."""
-        if file.size <= SMALL_BYTES:
-            return self.begin_small([file])[0]
-        return self.begin(lambda _: [file])[0]
-
-    def _numbered(self, namespace_id: int, files: Sequence[NewFile]) -> list[Draft]:
-        inos = self._take_numbers(namespace_id, len(files))
-        return self._made(
-            [
-                Draft(ino, SMALL_BYTES, durable=file.durable, numbered=True)
-                for ino, file in zip(inos, files, strict=True)
-            ]
-        )
-
-    def _made(self, drafts: list[Draft]) -> list[Draft]:
-        """The drafts with their data files, which it makes."""
+        drafts = self._with_room(fn, self._session.write)
         try:
             for draft in drafts:
                 draft.fd = self._session.files.create(draft.ino, 0)
@@ -149,6 +116,45 @@ class Drafts:
             self.discard(drafts)
             raise
         return drafts
+
+    def begin_small(self, files: Sequence[NewFile]) -> list[Draft]:
+        """Drafts of files of one namespace, each of no more than SMALL_BYTES: no transaction, but
+        now and then. Raises as `begin`."""
+        number = files[0].parent >> NAMESPACE_SHIFT
+        self._spend(number, BLOCK * sum(map(blocks_of, [file.size for file in files])))
+        drafts: list[Draft] = []
+        try:
+            for file in files:
+                drafts.append(self._numbered(number, file.durable, len(files) - len(drafts)))
+        except BaseException:
+            self.discard(drafts)
+            raise
+        return drafts
+
+    def begin_small_now(self, file: NewFile) -> Draft | None:
+        """As `begin_small`, for an event loop; None where the node must be asked for space
+        first."""
+        number = file.parent >> NAMESPACE_SHIFT
+        if not self._spend_found(number, BLOCK * blocks_of(file.size)):
+            return None
+        return self._numbered(number, file.durable)
+
+    def begin_one(self, file: NewFile) -> Draft:
+        """A draft of one file, which is told by its size whether it is small. Raises as `begin`."""
+        if file.size <= SMALL_BYTES:
+            return self.begin_small([file])[0]
+        return self.begin(lambda _: [file])[0]
+
+    def _numbered(self, namespace_id: int, durable: bool, lacking: int = 1) -> Draft:
+        """A draft with its data file. `lacking`: so many are made one after the other."""
+        ino = self._take_number(namespace_id, lacking)
+        draft = Draft(ino, SMALL_BYTES, durable=durable, numbered=True)
+        try:
+            draft.fd = self._session.files.create(ino, 0)
+        except BaseException:
+            self.discard([draft])
+            raise
+        return draft
 
     # ---- step 3
 
@@ -158,7 +164,7 @@ class Drafts:
             return
         ino, old, new = draft.ino, draft.reserved, max(size, draft.reserved + _GROWTH_BYTES)
         if draft.numbered:
-            self._spend(namespace_of(ino), new)
+            self._spend(ino >> NAMESPACE_SHIFT, new)
         else:
             self._with_room(
                 lambda t, attempt: stage_records.grow(t, self._room, ino, old, new, attempt),
@@ -186,18 +192,28 @@ class Drafts:
 
         Raises what `place` raises, NoSpace, ReadOnly, Unavailable, Conflict, OSError; Unavailable
         also when all is done but the node did not answer in time."""
+        durable = False
         try:
             for draft in drafts:
-                self.sync(draft)
-            result, changed = self._place_or_rescue(drafts, place)
+                if draft.durable:
+                    durable = True
+                    self.sync(draft)
+            attempts = _ATTEMPTS
+            while True:
+                try:
+                    result, changed = self._place(drafts, place)
+                    break
+                except Dropped:
+                    attempts -= 1
+                    if not attempts:
+                        raise _hindered() from None
+                    self._rescue(drafts)
         except BaseException as error:
             self.discard(drafts, in_doubt=_is_in_doubt(error))
             raise
-        durable = False
         for draft in drafts:
-            draft.ino = 0
-            durable |= draft.durable
-            _close(draft)
+            os.close(draft.fd)
+            draft.ino, draft.fd = 0, -1
         if durable:
             self._session.sync()
         if later is None:
@@ -206,24 +222,12 @@ class Drafts:
             later.append(changed)
         return result
 
-    def _place_or_rescue(
-        self,
-        drafts: Sequence[Draft],
-        place: Callable[[Transaction, Sequence[WrittenData], Changed], T],
-    ) -> tuple[T, Changed]:
-        for _ in range(_ATTEMPTS):
-            try:
-                return self._place(drafts, place)
-            except Dropped:
-                self._rescue(drafts)
-        raise Conflict("starting nodes dropped the new file again and again: try once more")
-
     def _place(
         self,
         drafts: Sequence[Draft],
         place: Callable[[Transaction, Sequence[WrittenData], Changed], T],
     ) -> tuple[T, Changed]:
-        written = [_written(draft) for draft in drafts]
+        written = list(map(_written, drafts))
 
         def step(t: Transaction) -> tuple[T, Changed]:
             changed = Changed()
@@ -242,10 +246,9 @@ class Drafts:
         for draft, is_alive in zip(drafts, alive, strict=True):
             if is_alive:
                 continue
-            number = namespace_of(draft.ino)
+            number = draft.ino >> NAMESPACE_SHIFT
             self._spend(number, draft.reserved)
-            (ino,) = self._take_numbers(number, 1)
-            (new,) = self._made([Draft(ino, SMALL_BYTES, durable=draft.durable, numbered=True)])
+            new = self._numbered(number, draft.durable)
             try:
                 os.lseek(new.fd, 0, os.SEEK_SET)
                 byte_transfer.copy(draft.fd, new.fd, byte_transfer.go_on)
@@ -287,7 +290,9 @@ class Drafts:
         numbered: list[int] = []
         recorded: list[int] = []
         for draft in drafts:
-            _close(draft)
+            if draft.fd >= 0:
+                os.close(draft.fd)
+                draft.fd = -1
             if draft.ino:
                 (numbered if draft.numbered and not in_doubt else recorded).append(draft.ino)
                 draft.ino = 0
@@ -323,24 +328,24 @@ class Drafts:
             self._session.files.unlink(ino, 0)
             if is_reserved:
                 with self._lock:
-                    self._numbers.setdefault(namespace_of(ino), deque()).append(ino)
+                    self._numbers.setdefault(ino >> NAMESPACE_SHIFT, deque()).append(ino)
 
     # ---- numbers and space
 
-    def _take_numbers(self, namespace_id: int, count: int) -> list[int]:
+    def _take_number(self, namespace_id: int, lacking: int) -> int:
+        """A reserved number. Where there is none, so many are reserved at least."""
         with self._lock:
             if self._pid != os.getpid():  # after a fork they are the parent's
                 self._numbers, self._batches, self._pid = {}, {}, os.getpid()
             numbers = self._numbers.setdefault(namespace_id, deque())
-            lacking = count - len(numbers)
-            if lacking > 0:
+            if not numbers:
                 batch = max(lacking, self._batches.get(namespace_id, 1))
                 self._batches[namespace_id] = min(16 * batch, _MOST_NUMBERS)
                 first = self._session.write(
                     lambda t: reserved_inodes.reserve(t, namespace_id, batch)
                 )
                 numbers.extend(range(first, first + batch))
-            return [numbers.popleft() for _ in range(count)]
+            return numbers.popleft()
 
     def with_room(self, namespace_id: int, size: int, fn: Callable[[Transaction], T]) -> T:
         """Run a transaction that counts `size` bytes more, where there is space for them. Raises
@@ -394,12 +399,6 @@ class Drafts:
             attempt += 1
 
 
-def _close(draft: Draft) -> None:
-    if draft.fd >= 0:
-        os.close(draft.fd)
-        draft.fd = -1
-
-
 def _written(draft: Draft) -> WrittenData:
     found = os.fstat(draft.fd)
     return WrittenData(
@@ -410,6 +409,10 @@ def _written(draft: Draft) -> WrittenData:
         ctime_ns=found.st_ctime_ns,
         synced=draft.durable,
     )
+
+
+def _hindered() -> Conflict:
+    return Conflict("starting nodes dropped the new file again and again: try once more")
 
 
 def _is_in_doubt(error: BaseException) -> bool:
