@@ -69,7 +69,7 @@ class FileDrafts:
         did not answer in time."""
         author = self._session.author()
 
-        def place(t: Transaction, written: Sequence[WrittenData], changed: Changed) -> None:
+        def place(written: Sequence[WrittenData], t: Transaction, changed: Changed) -> None:
             for draft, file in zip(drafts, written, strict=True):
                 stage_records.place(t, draft.target, file, draft.options, author, changed)
 

@@ -172,15 +172,8 @@ class Names:
         )
 
     def _change(self, step: Callable[[Transaction, Changed], None], *named: Parts) -> None:
-        changed = Changed()
-
-        def fn(t: Transaction) -> None:
-            self._finisher.clear(t)
-            step(t, changed)
-            self._finisher.post(t, changed, now_ns())
-
         with naming(*named):
-            self._session.write(fn)
+            _, changed = self._finisher.commit(step)
         self._finisher.finish(changed)
 
     def _read(self, path: Parts, fn: Callable[[Transaction], T]) -> T:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import namespace_of
@@ -24,7 +24,7 @@ class Publisher:
         self._session = opened
         self._finisher = finisher
         self._stage = stage
-        self.change = stage.change
+        self.change: Final = finisher.change
 
     def publish(
         self,
@@ -35,7 +35,7 @@ class Publisher:
         """`Drafts.publish` of one body, by what `fn` does with it, in the order of the versions
         (`in_order`)."""
 
-        def place(t: Transaction, written: Sequence[WrittenData], changed: Changed) -> T:
+        def place(written: Sequence[WrittenData], t: Transaction, changed: Changed) -> T:
             try:
                 return fn(t, written[0], changed)
             except TooOld as error:

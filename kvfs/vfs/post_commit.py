@@ -17,20 +17,21 @@ later (`deferred_notify`).
 
 import operator
 import stat
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from kvfs.base.errors import KvfsError
 from kvfs.datastore.known_directories import Known
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode
-from kvfs.session.session import Session
+from kvfs.session.session import Session, now_ns
 from kvfs.tree import namespaces, notices, tree
 from kvfs.tree.changes import Change
 from kvfs.tree.tree import Removed
 from kvfs.vfs.deferred_notify import Soon
 from kvfs.vfs.node_client import Link, Told
 
+T = TypeVar("T")
 _parent_of: Final = operator.attrgetter("parent")
 
 
@@ -72,7 +73,7 @@ class Changed:
 
 
 class Finisher:
-    """Does steps 2 to 5 for one client; any thread."""
+    """Commits changes of names for one client, and does what follows; any thread."""
 
     def __init__(self, session: Session, link: Link) -> None:
         self._session = session
@@ -95,6 +96,33 @@ class Finisher:
         if self._taken:
             taken, self._taken = self._taken, []
             notices.remove(t, taken)
+
+    def commit(self, fn: Callable[[Transaction, Changed], T]) -> tuple[T, Changed]:
+        """Step 1 of what `fn` does: its result, and what is to be finished. It may be run more than
+        once. Raises what `fn` raises, NoSpace, ReadOnly, Unavailable."""
+
+        def step(t: Transaction) -> tuple[T, Changed]:
+            changed = Changed()
+            self.clear(t)
+            result = fn(t, changed)
+            if changed.changes:
+                self.post(t, changed, now_ns())
+            return result, changed
+
+        return self._session.write(step)
+
+    def change(
+        self, fn: Callable[[Transaction, Changed], T], later: list[Changed] | None = None
+    ) -> T:
+        """`commit` and `finish`. `later`: the node is not told, but its list is for `finish`, which
+        tells of many commits in one round trip. Raises as both."""
+        result, changed = self.commit(fn)
+        if changed.changes:
+            if later is None:
+                self.finish(changed)
+            else:
+                later.append(changed)
+        return result
 
     def finish(self, *changed: Changed) -> None:
         """Steps 2 to 4, for all these at once. Raises Unavailable when the node does not answer and

@@ -29,6 +29,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from kvfs.base.errors import Conflict, KvfsError, NoSpace, Unavailable
@@ -37,7 +38,7 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import NAMESPACE_SHIFT
 from kvfs.session import byte_transfer
-from kvfs.session.session import Session, now_ns
+from kvfs.session.session import Session
 from kvfs.tree import reserved_inodes, tree
 from kvfs.tree.inodes import BLOCK
 from kvfs.vfs import stage_records
@@ -183,7 +184,7 @@ class Drafts:
     def publish(
         self,
         drafts: Sequence[Draft],
-        place: Callable[[Transaction, Sequence[WrittenData], Changed], T],
+        place: Callable[[Sequence[WrittenData], Transaction, Changed], T],
         later: list[Changed] | None = None,
     ) -> T:
         """Commit what `place` does with the files, durable ones of which are on disk before. They
@@ -201,7 +202,8 @@ class Drafts:
             attempts = _ATTEMPTS
             while True:
                 try:
-                    result, changed = self._place(drafts, place)
+                    written = list(map(_written, drafts))
+                    result, changed = self._finisher.commit(partial(place, written))
                     break
                 except Dropped:
                     attempts -= 1
@@ -221,22 +223,6 @@ class Drafts:
         else:
             later.append(changed)
         return result
-
-    def _place(
-        self,
-        drafts: Sequence[Draft],
-        place: Callable[[Transaction, Sequence[WrittenData], Changed], T],
-    ) -> tuple[T, Changed]:
-        written = list(map(_written, drafts))
-
-        def step(t: Transaction) -> tuple[T, Changed]:
-            changed = Changed()
-            self._finisher.clear(t)
-            result = place(t, written, changed)
-            self._finisher.post(t, changed, now_ns())
-            return result, changed
-
-        return self._session.write(step)
 
     def _rescue(self, drafts: Sequence[Draft]) -> None:
         """Give drafts that a starting node dropped other numbers, and their data with them."""
@@ -259,27 +245,6 @@ class Drafts:
             os.close(draft.fd)
             self._session.files.unlink(draft.ino, 0)
             draft.ino, draft.fd, draft.numbered = new.ino, new.fd, True
-
-    def change(
-        self, fn: Callable[[Transaction, Changed], T], later: list[Changed] | None = None
-    ) -> T:
-        """Commit a change of names without a draft. `later`: as for `publish`. Raises what `fn`
-        raises, NoSpace, ReadOnly, Unavailable."""
-
-        def step(t: Transaction) -> tuple[T, Changed]:
-            changed = Changed()
-            self._finisher.clear(t)
-            result = fn(t, changed)
-            if changed.changes:
-                self._finisher.post(t, changed, now_ns())
-            return result, changed
-
-        result, changed = self._session.write(step)
-        if changed.changes and later is None:
-            self._finisher.finish(changed)
-        elif changed.changes and later is not None:
-            later.append(changed)
-        return result
 
     # ---- what is not published
 

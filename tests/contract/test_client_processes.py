@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,13 @@ import trio
 import kvfs
 from kvfs.base.config import Config
 from kvfs.base.errors import Busy, Conflict, NoSpace, ReadOnly, Unavailable
+from kvfs.client.file_drafts import FileDraft, FileDrafts
 from kvfs.meta.engine import Transaction
 from kvfs.node import open_node
 from kvfs.session import session
 from kvfs.tree import namespaces, reserved_inodes
 from kvfs.vfs import node_client
-from kvfs.vfs.stage import Draft, Drafts
+from kvfs.vfs.post_commit import Changed, Finisher
 from tests.contract import client_store
 
 _RESTART = """
@@ -190,40 +191,41 @@ def test_a_read_only_store_is_read(store: Path, tmp_path: Path) -> None:
 def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Drafts._place
+    real = FileDrafts.publish
+    dropped = []
 
-    def place(self: Drafts, made: Sequence[Draft], *rest: object) -> object:
-        monkeypatch.setattr(Drafts, "_place", real)
-        dropped = made[0].ino
+    def publish(self: FileDrafts, made: Sequence[FileDraft]) -> None:
+        monkeypatch.setattr(FileDrafts, "publish", real)
+        dropped.append(made[0].body.ino)
         client_store.run(_RESTART, str(store))
-        placed: object = real(self, made, *rest)  # type: ignore[arg-type]
-        assert made[0].ino != dropped
-        return placed
+        real(self, made)
 
     with kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
-        monkeypatch.setattr(Drafts, "_place", place)
+        monkeypatch.setattr(FileDrafts, "publish", publish)
         client.put("/cache/a", b"new" * 100_000)
         assert client.get("/cache/a") == b"new" * 100_000
-        monkeypatch.setattr(Drafts, "_place", place)
+        monkeypatch.setattr(FileDrafts, "publish", publish)
         with client.open("/cache/b", "wb") as file:
             file.write(b"written in ")
             file.write(b"two parts")
         assert client.get("/cache/b") == b"written in two parts"
+        made = [client.stat(path).ino for path in ("/cache/a", "/cache/b")]
+    assert not set(made) & set(dropped)
 
 
 def test_nodes_that_start_again_and_again_end_in_an_error(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Drafts._place
+    real = Finisher.commit
 
-    def place(self: Drafts, *arguments: object) -> object:
+    def commit(self: Finisher, fn: Callable[[Transaction, Changed], object]) -> object:
         client_store.run(_RESTART, str(store))
-        return real(self, *arguments)  # type: ignore[arg-type]
+        return real(self, fn)
 
     with kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
-        monkeypatch.setattr(Drafts, "_place", place)
+        monkeypatch.setattr(Finisher, "commit", commit)
         with pytest.raises(Conflict, match="again"):
             client.put("/cache/a", b"new")
         assert client.get("/cache/a") == b"old"
