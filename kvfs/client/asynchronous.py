@@ -23,12 +23,11 @@ from kvfs.vfs.stage_records import Options
 
 T = TypeVar("T")
 _KEYS_AT_ONCE: Final = 2_048
-"""Looked up on the event loop in one go: some 2 ms."""
+"""Keys looked up on the event loop in one go: some 2 ms."""
 
 
 def _documented(cls: type[T]) -> type[T]:
-    """Methods have the documentation of their namesakes of `Client`; what they say themselves is
-    added to it."""
+    """Gives methods the documentation of their namesakes of `Client`; their own is added to it."""
     for name, namesake in vars(Client).items():
         method = vars(cls).get(name)
         if method is not None and not name.startswith("_"):
@@ -39,7 +38,7 @@ def _documented(cls: type[T]) -> type[T]:
 
 @_documented
 class AsyncClient:
-    """As `Client`, for trio: arguments, results and errors of each method are those of its
+    """Like `Client`, for trio: arguments, results and errors of each method are those of its
     namesake, and so is its documentation.
 
         async with kvfs.AsyncClient() as client:
@@ -49,8 +48,8 @@ class AsyncClient:
             async with client.open("/cache/log", "wb") as file:
                 await file.write(b"...")
 
-    Cancelled: a method ends after the part of 64 MiB that is just moved, and what it was to change
-    is as it was, or changed whole; buffers being read into may hold anything. A change that is
+    Cancelled: a method ends after the part of 64 MiB that is being moved, and its target is
+    unchanged, or changed whole; buffers being read into may hold anything. A change that is
     committed when the cancellation comes stays, and the method returns. `exists` looks up on the
     event loop, 2,048 keys between checkpoints; everything else works in trio's worker threads.
     """
@@ -70,7 +69,7 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """As `Client.close`. Cancelled: done all the same."""
+        """Like `Client.close`. Cancelled: done all the same."""
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._core.close)
 
@@ -169,8 +168,8 @@ class AsyncClient:
     async def open(
         self, path: Path, mode: str = "rb", *, parents: bool = False
     ) -> AsyncIterator[Any]:
-        """It is wrapped as by `trio.wrap_file`, for an `async with` block. A new file appears when
-        the block ends; left by an error or cancelled, it is dropped."""
+        """Opens a file, wrapped as by `trio.wrap_file`, for an `async with` block. A new file
+        appears when the block ends; left by an error or cancelled, it is dropped."""
         file = await trio.to_thread.run_sync(lambda: self._core.open(path, mode, parents=parents))
         try:
             yield trio.wrap_file(file)
@@ -183,7 +182,7 @@ class AsyncClient:
     # ---- names
 
     async def exists(self, keys: Sequence[Path]) -> list[bool]:
-        """A transaction for each 2,048 keys, on the event loop."""
+        """Makes one transaction for each 2,048 keys, on the event loop."""
         found: list[bool] = []
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             await trio.lowlevel.checkpoint()
@@ -226,7 +225,7 @@ class AsyncClient:
 
 
 async def _in_thread(work: Callable[[Step], T], progress: Callable[[int], None] | None = None) -> T:
-    """Do the work in a worker thread; its `step` looks whether the caller was cancelled."""
+    """Does the work in a worker thread; its `step` checks whether the caller was cancelled."""
 
     def step(done: int) -> None:
         trio.from_thread.check_cancelled()

@@ -67,8 +67,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of the store; idempotent. File objects for reading go on working, those for
-        writing are to be closed before."""
+        """Lets go of the store; idempotent. File objects for reading go on working; those for
+        writing must be closed before."""
         self._core.close()
 
     # ---- whole files
@@ -82,7 +82,7 @@ class Client:
         exclusive: bool = False,
         parents: bool = False,
     ) -> None:
-        """Store the bytes of a buffer under a name, atomically over what is there.
+        """Stores the bytes of a buffer under a name, atomically over what is there.
 
         `data`: anything with the buffer protocol, or a torch tensor on the CPU; contiguous. It is
         not changed and not copied. `mode`: permission bits. `exclusive`: the name must be free,
@@ -90,7 +90,8 @@ class Client:
 
         When it returns, the file survives SIGKILL of every process, and in a durable namespace
         power loss. Readers see the old file or the new one, whole. Raises NotFound, NotADirectory,
-        IsADirectory, Exists, NotPermitted (beside the namespaces), NameTooLong, Invalid, NoSpace.
+        IsADirectory, Exists, NotPermitted (beside the namespaces), NameTooLong, Invalid,
+        NoSpace.
         """
         self._core.put(path, data, Options(mode, exclusive, parents), nothing)
 
@@ -102,10 +103,10 @@ class Client:
         exclusive: bool = False,
         parents: bool = False,
     ) -> None:
-        """As `put` for each (path, data), in one transaction: all files appear at once, or none.
+        """Like `put` for each (path, data), in one transaction: all files appear at once, or none.
 
         Data are written by several threads. The last of several items with the same path counts.
-        Raises as `put`.
+        Raises what `put` raises.
         """
         self._core.put_many(items, Options(mode, exclusive, parents), nothing)
 
@@ -123,7 +124,7 @@ class Client:
         offset: int = 0,
         size: int | None = None,
     ) -> bytearray | int:
-        """Read a file, or `size` bytes of it from `offset` on; less where it ends before.
+        """Reads a file, or `size` bytes of it from `offset` on; less where it ends before.
 
         Returns a new bytearray. With `into` (a writable buffer as in `put`) the kernel reads into
         that, and the number of bytes is returned; TooLarge where it is too small.
@@ -151,7 +152,7 @@ class Client:
         *,
         verify: bool = False,
     ) -> Sequence[bytearray | int | KvfsError | None]:
-        """Read many files, by several threads; the results in the order of `keys`.
+        """Reads many files, by several threads; the results in the order of `keys`.
 
         For each: its bytes as a new bytearray or, with `buffers`, the number of bytes that were
         read into the buffer of its place; None for a miss; an error object, not raised, for one
@@ -173,12 +174,12 @@ class Client:
         parents: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """As `put`, from a local file: its path, or a descriptor or file object (a pipe too). The
-        bytes stored.
+        """Like `put`, from a local file: its path, or a descriptor or file object (a pipe too).
+        Returns the bytes stored.
 
-        The kernel moves the bytes: it shares them (reflink) where the filesystem can, else
+        The kernel moves the bytes: it shares them (reflink) if the filesystem can, else
         copy_file_range, else sendfile; holes stay holes. `progress` is called with the bytes moved
-        so far, at least every 64 MiB; what it raises ends the transfer, and nothing was put.
+        so far, at least every 64 MiB; an exception of it ends the transfer, and nothing was put.
         """
         return self._core.put_file(
             source, path, Options(mode, exclusive, parents), progress or nothing
@@ -191,8 +192,9 @@ class Client:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Copy a file to a local one: a path, where it appears whole or not at all, or a descriptor
-        or file object. The bytes copied; `progress` as in `put_file`. Raises as `get`."""
+        """Copies a file to a local one: a path, where it appears whole or not at all, or a
+        descriptor or file object. Returns the bytes copied; `progress` as in `put_file`. Raises
+        what `get` raises."""
         return self._core.get_file(path, destination, progress or nothing)
 
     @overload
@@ -204,28 +206,28 @@ class Client:
     def open(
         self, path: Path, mode: str = "rb", *, parents: bool = False
     ) -> io.BufferedReader | Writer:
-        """A file object: for reading, the data file itself, which may also be mapped or sent; for
-        writing (`wb`, or `xb` for a name that is free), a `Writer`, whose file appears when it is
-        closed. Raises as `get` and `put`; NotSupported for other modes."""
+        """Returns a file object: for reading, the data file itself, which may also be mapped or
+        sent; for writing (`wb`, or `xb` for a name that is free), a `Writer`, whose file appears
+        when it is closed. Raises as `get` and `put`; NotSupported for other modes."""
         return self._core.open(path, mode, parents=parents)
 
     # ---- names
 
     def exists(self, keys: Sequence[Path]) -> list[bool]:
-        """Whether each path is there, in the order of `keys`; one transaction for all.
+        """Returns whether each path exists, in the order of `keys`; one transaction for all.
 
-        Made for many keys of few directories: some hundred thousand a second or more. Only names
-        are looked at: `get` is what tells whether a file can be read.
+        Made for many keys of few directories: some hundred thousand a second or more. It checks
+        only names: `get` tells whether a file can be read.
         """
         return self._core.names.exist(keys)
 
     def stat(self, path: Path) -> Stat:
-        """Attributes of a file, directory or symbolic link. Raises NotFound, NotADirectory,
+        """Returns attributes of a file, directory or symbolic link. Raises NotFound, NotADirectory,
         NameTooLong."""
         return self._core.names.stat(paths.parse(path))
 
     def remove(self, path: Path) -> None:
-        """Remove the name of anything but a directory. Programs that have the file open go on
+        """Removes the name of anything but a directory. Programs that have the file open go on
         reading it.
 
         Raises NotFound, NotADirectory, IsADirectory.
@@ -233,8 +235,8 @@ class Client:
         self._core.names.remove(*paths.parse_name(path))
 
     def rename(self, old: Path, new: Path, *, exclusive: bool = False) -> None:
-        """Move a file or directory to another name in its namespace, atomically over a file (or an
-        empty directory) that is there; a namespace, to another name.
+        """Moves a file or directory to another name in its namespace, atomically over an existing
+        file (or empty directory); a namespace, to another name.
 
         `exclusive`: the new name must be free, else Exists. Raises NotFound, NotADirectory,
         IsADirectory, NotEmpty, CrossNamespace, NotPermitted, NameTooLong, Invalid.
@@ -242,27 +244,27 @@ class Client:
         self._core.names.rename(paths.parse_name(old), paths.parse_name(new), exclusive=exclusive)
 
     def mkdir(self, path: Path, *, mode: int = NEW_DIRECTORY, parents: bool = False) -> None:
-        """Make a directory; at the top level, a durable namespace. `parents` as in `put`.
+        """Makes a directory; at the top level, a durable namespace. `parents` as in `put`.
 
         Raises Exists, NotFound, NotADirectory, NameTooLong, Invalid.
         """
         self._core.names.make_directory(target_of(path), Options(mode=mode, parents=parents))
 
     def rmdir(self, path: Path) -> None:
-        """Remove an empty directory; at the top level, a namespace. Raises NotFound, NotADirectory,
-        NotEmpty."""
+        """Removes an empty directory; at the top level, a namespace. Raises NotFound,
+        NotADirectory, NotEmpty."""
         self._core.names.remove_directory(*paths.parse_name(path))
 
     def sync(self) -> None:
         """Makes all changes of names so far, by any process, survive power loss. Raises Unavailable
-        where the disk refuses."""
+        if the disk refuses."""
         self._core.session.sync()
 
     def list(self, path: Path = "/", *, after: bytes = b"") -> Iterator[Stat]:
-        """The entries of a directory, sorted by name (a directory as its name and `/`).
+        """Yields the entries of a directory, sorted by name (a directory as its name and `/`).
 
-        Read in pages of 1,000 as the iteration goes on, each as of one moment: names that stay all
-        the while are given once. `after`: goes on after the entry that has this `Stat.key`. Raises
-        NotFound, NotADirectory, with the first entry.
+        They are read in pages of 1,000 as the iteration goes on, each as of one moment: names that
+        stay all the while are given once. `after`: goes on after the entry that has this
+        `Stat.key`. Raises NotFound, NotADirectory, with the first entry.
         """
         return self._core.names.entries(paths.parse(path), after)

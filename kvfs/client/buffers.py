@@ -1,4 +1,4 @@
-"""The memory behind whatever callers hand over, as plain bytes that the kernel reads and writes.
+"""The memory behind callers' buffers, as plain bytes that the kernel reads and writes.
 
 Nothing is copied here: a view of one dimension is taken of the object's own memory. numpy arrays
 have the buffer protocol; torch tensors have not, so theirs is reached by address, without importing
@@ -18,7 +18,8 @@ Python 3.12."""
 
 
 def readable(buffer: Buffer) -> memoryview:
-    """The buffer's bytes. Raises Invalid for what is no buffer, or not contiguous."""
+    """Returns the buffer's bytes. Raises Invalid for an object that is no buffer, or not
+    contiguous."""
     if type(buffer) is bytes or type(buffer) is bytearray:
         return memoryview(buffer)
     if _is_tensor(buffer):
@@ -39,7 +40,7 @@ def readable(buffer: Buffer) -> memoryview:
 
 
 def writable(buffer: Buffer) -> memoryview:
-    """As `readable`, to write into. Raises Invalid for a read-only one too."""
+    """Like `readable`, to write into. Raises Invalid for a read-only one too."""
     view = readable(buffer)
     if view.readonly:
         raise Invalid(f"this {_name(buffer)} is read-only: nothing can be read into it")
@@ -51,7 +52,7 @@ def _is_tensor(buffer: Buffer) -> bool:
 
 
 def _of_tensor(tensor: Any) -> memoryview:
-    """Valid while the tensor lives, which the caller sees to."""
+    """Returns memory that is valid while the tensor lives, which the caller must ensure."""
     if tensor.device.type != "cpu":
         raise Invalid(
             f"this tensor lies on {tensor.device}: copy it to the CPU first, with tensor.cpu()"

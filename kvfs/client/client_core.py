@@ -35,12 +35,12 @@ _BLOCK: Final = 512
 
 
 class Core:
-    """The parts on one store, until closed. Raises as `Client`."""
+    """The parts on one store, until closed. Raises what `Client` raises."""
 
     def __init__(
         self, store: str | bytes | os.PathLike[str] | None, *, reads_known: bool = False
     ) -> None:
-        """`reads_known`: what is read here is open on the mount as well, so that the node need not
+        """`reads_known`: files read here are open on the mount as well, so that the node need not
         be told (a round trip of some milliseconds, when it is closed)."""
         root = config.load()[0].store if store is None else LocalPath(os.fsdecode(store))
         self._session: session.Session | None = session.acquire(root)
@@ -170,12 +170,12 @@ class Core:
         return self._reader.read_many_into(wanted, views, step, verify=verify)
 
     def sums_of(self, opened: OpenedFile) -> bytes | None:
-        """The xxh3-128 of each of its chunks, one after the other; None where the store has none.
-        Raises as `Client.open`."""
+        """Returns the xxh3-128 of each of its chunks, one after the other; None if the store has
+        none. Raises what `Client.open` raises."""
         return self._reader.sums_of(opened)
 
     def is_written(self, opened: OpenedFile) -> bool:
-        """Whether somebody has the file open for writing on a mount of this host. Raises
+        """Returns whether the file is open for writing on a mount of this host. Raises
         Unavailable."""
         return self._link.is_written(opened.found.ino)
 
@@ -188,7 +188,8 @@ class Core:
             os.close(opened.fd)
 
     def open_file(self, path: Path) -> OpenedFile:
-        """A descriptor for reading, which the caller closes. Raises as `Client.open`."""
+        """Returns a descriptor for reading, which the caller closes. Raises what `Client.open`
+        raises."""
         self._require_open()
         return self._reader.open(paths.parse(path))
 
@@ -199,7 +200,7 @@ class Core:
         return self._drafts.begin(wanted, options, grows=grows)
 
     def _write(self, draft: FileDraft, view: memoryview, step: Step) -> None:
-        """Step 3 of a put."""
+        """Does step 3 of a put."""
 
         def write() -> None:
             done = 0
@@ -221,5 +222,5 @@ class Core:
 
 
 def target_of(path: Path) -> StagingTarget:
-    """The place of a new file or directory. Raises Invalid for `/`."""
+    """Returns the place of a new file or directory. Raises Invalid for `/`."""
     return StagingTarget(*paths.parse_name(path))

@@ -16,7 +16,7 @@ from kvfs.vfs.stage import SMALL_BYTES, Draft, Drafts
 from kvfs.vfs.stage_records import NewFile, Options, StagingTarget, WrittenData
 
 _SMALL_TOGETHER_BYTES: Final = 4 << 20
-"""More than this is reserved before its first byte, however small the files are."""
+"""More bytes than this are reserved before the first is written, however small the files are."""
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 
@@ -38,7 +38,7 @@ class FileDrafts:
     def begin(
         self, wanted: Sequence[tuple[StagingTarget, int]], options: Options, *, grows: bool = False
     ) -> list[FileDraft]:
-        """Drafts of these files of so many bytes. What could be known to fail at the end fails
+        """Returns drafts of these files of so many bytes. Errors that can be foreseen are raised
         here. `grows`: they may well get longer.
 
         Raises NotFound, NotADirectory, IsADirectory, Exists, NotPermitted, NameTooLong, Invalid,
@@ -64,9 +64,9 @@ class FileDrafts:
         return self._stage.begin_small(files)
 
     def publish(self, drafts: Sequence[FileDraft]) -> None:
-        """Put the files under their names, all in one transaction; then the drafts are spent, also
-        by an error. Raises as `begin`, and Conflict; Unavailable also when all is done but the node
-        did not answer in time."""
+        """Puts the files under their names, all in one transaction; then the drafts are spent, even
+        after an error. Raises what `begin` raises, and Conflict; Unavailable also when all is done
+        but the node did not answer in time."""
         author = self._session.author()
 
         def place(written: Sequence[WrittenData], t: Transaction, changed: Changed) -> None:
@@ -76,11 +76,12 @@ class FileDrafts:
         self._stage.publish([draft.body for draft in drafts], place)
 
     def discard(self, drafts: Sequence[FileDraft]) -> None:
-        """Undo `begin`, but for drafts that were published."""
+        """Undoes `begin`, except for drafts that were published."""
         self._stage.discard([draft.body for draft in drafts])
 
     def grow(self, draft: FileDraft, size: int) -> None:
-        """Call before the file is longer than was reserved. Raises NoSpace, Unavailable."""
+        """Reserves space before the file grows beyond its reservation. Raises NoSpace,
+        Unavailable."""
         if size > draft.body.reserved:
             try:
                 self._stage.grow(draft.body, size)
@@ -92,7 +93,7 @@ class FileDrafts:
         self._stage.sync(draft.body)
 
     def failed(self, draft: FileDraft, error: OSError) -> Exception:
-        """The error to raise for the system's error on its data file."""
+        """Returns the error to raise for the system's error on its data file."""
         return self._meant(error, str(draft.target))
 
     def _meant(self, error: OSError, shown: str) -> Exception:
@@ -102,7 +103,7 @@ class FileDrafts:
         return type(meant)(f"{shown}: {meant}")
 
     def _full(self, error: NoSpace | OSError, targets: Sequence[StagingTarget]) -> Exception:
-        """The same error for lack of space, with the targets named."""
+        """Returns the same error for lack of space, with the targets named."""
         others = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
         shown = f"{targets[0]}{others}"
         if isinstance(error, OSError):

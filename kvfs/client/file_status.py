@@ -1,4 +1,4 @@
-"""A client's description of a file, directory or anything else that has a name."""
+"""A client's description of a file, directory or anything else with a name."""
 
 import stat
 from os import stat_result
@@ -51,8 +51,8 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(name: bytes, ino: int, inode: Inode, data: stat_result | None) -> Stat:
-    """The status from the record, and from the data file where that is the truth about size and
-    times."""
+    """Returns the status from the record, and from the data file if that is the truth about size
+    and times."""
     sealed = inode.flags & Flag.SEALED
     truth = data if data is not None and not sealed else None
     return Stat(

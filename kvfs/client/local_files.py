@@ -22,7 +22,7 @@ _PERMISSIONS: Final = 0o666
 
 @contextlib.contextmanager
 def opened_source(source: Source) -> Iterator[int]:
-    """Its descriptor. Raises OSError."""
+    """Opens its descriptor. Raises OSError."""
     if isinstance(source, int):
         yield source
     elif isinstance(source, str | bytes | os.PathLike):
@@ -37,8 +37,8 @@ def opened_source(source: Source) -> Iterator[int]:
 
 @contextlib.contextmanager
 def written_destination(destination: Destination) -> Iterator[int]:
-    """A descriptor to write to; a path gets the new file when the block ends without an error.
-    Raises OSError."""
+    """Opens a descriptor to write to; a path gets the new file when the block ends without an
+    error. Raises OSError."""
     if isinstance(destination, int):
         yield destination
     elif isinstance(destination, str | bytes | os.PathLike):
@@ -73,7 +73,7 @@ def _draft(path: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """The caller knows the file that he names, not the draft."""
+    """Names the file that the caller knows, not the draft, in errors."""
     try:
         yield
     except OSError as error:

@@ -68,7 +68,7 @@ class Names:
                 return
 
     def page(self, path: Parts, after: bytes) -> tuple[list[Stat], bytes]:
-        """The entries that come next, and where to go on; empty when these are the last."""
+        """Returns the entries that come next, and where to go on; empty when these are the last."""
 
         def fn(t: Transaction) -> tuple[list[published_view.ListedInode], bytes]:
             found = self._find(t, path)
@@ -136,8 +136,8 @@ class Names:
     def _settle_source(
         self, old: tuple[Parts, bytes], new: tuple[Parts, bytes]
     ) -> published_view.FoundInode | None:
-        """Have what is about to replace a durable file on disk; the file that this was done for.
-        Raises OSError, Unavailable."""
+        """Puts the file that is about to replace a durable one on disk, and returns it. Raises
+        OSError, Unavailable."""
 
         def fn(t: Transaction) -> published_view.FoundInode | None:
             source, target = self._directory(t, old[0]), self._directory(t, new[0])
@@ -194,7 +194,7 @@ class Names:
         return found.ino
 
     def _data(self, ino: int, inode: Inode) -> stat_result | None:
-        """The data file's own attributes where they are the truth."""
+        """Returns the data file's own attributes if they are the truth."""
         if inode.flags & Flag.SEALED or not stat.S_ISREG(inode.mode):
             return None
         try:
@@ -204,7 +204,7 @@ class Names:
 
 
 def _place(t: Transaction, directory: int, key: bytes) -> bytes:
-    """The place in the engine of the entry that shows this `Stat.key`."""
+    """Returns the place in the engine of the entry that shows this `Stat.key`."""
     if b"%" not in key or t.get(keys.entries(directory) + key) is not None:
         return key
     place = name_escaping.find(t, directory, key.removesuffix(b"/"))
@@ -214,8 +214,8 @@ def _place(t: Transaction, directory: int, key: bytes) -> bytes:
 def _exist(
     t: Transaction, wanted: list[bytes], boot: int
 ) -> tuple[list[bool], list[bytes | NotFound]]:
-    """Whether each is there, and the entries that are not, or why their directory is not. Paths of
-    one directory cost one look-up of it; then an entry each."""
+    """Returns whether each exists, and the missing entries, or the errors of their directories.
+    Paths of one directory cost one look-up of it; then an entry each."""
     answers = [False] * len(wanted)
     missing: list[bytes | NotFound] = []
     prefixes: dict[bytes, bytes | NotFound] = {}
@@ -250,13 +250,13 @@ def _exist(
 
 
 def _prefix(t: Transaction, directory: bytes, boot: int) -> bytes | NotFound:
-    """The prefix of the entries of a directory; the error where there is no such directory."""
+    """Returns the prefix of the entries of a directory; the error if there is no such directory."""
     ino = published_view.find_directory(t, paths.parse(directory), boot)
     return ino if isinstance(ino, NotFound) else keys.entries(ino)
 
 
 def _is_still(t: Transaction, found: published_view.FoundInode) -> bool:
-    """Whether nothing was published since."""
+    """Returns whether nothing was published since."""
     (now,) = read_inodes(t, [found.ino])
     return now is not None and _content(now) == _content(found.inode)
 

@@ -1,4 +1,4 @@
-"""Reads files straight from the store's data files, which `kvfs.vfs.open` has come here.
+"""Reads files straight from the store's data files, which `kvfs.vfs.open` has fetched here.
 
 Nothing is copied here: the kernel reads into the caller's memory, or into a new bytearray.
 """
@@ -37,8 +37,8 @@ T = TypeVar("T")
 Parts = tuple[bytes, ...]
 _STEP_BYTES: Final = 64 << 20
 _ALONE_BYTES: Final = 1 << 20
-"""Less than this is read without the help of threads: waking one costs as much as reading 256
-KiB."""
+"""Fewer bytes than this are read without the help of threads: waking one costs as much as reading
+256 KiB."""
 
 
 class OpenedFile(NamedTuple):
@@ -60,7 +60,7 @@ class Reader:
         self._sums = Sums(session)
 
     def open(self, path: Parts, found: FoundInode | None = None) -> OpenedFile:
-        """A new descriptor of the file, which `found` may say already.
+        """Returns a new descriptor of the file, which `found` may give already.
 
         Raises NotFound, NotADirectory, NameTooLong, IsADirectory, NotSupported (a symbolic link),
         Invalid (another kind), Corrupt, Unavailable, NoSpace, OSError.
@@ -91,7 +91,7 @@ class Reader:
     def read_into(
         self, path: Parts, into: memoryview, offset: int, size: int | None, step: Step
     ) -> int:
-        """See `Client.get`; the bytes that were read."""
+        """See `Client.get`; returns the bytes read."""
         return self._read_into(self.open(path), path, into, offset, size, step)
 
     def read_many(
@@ -110,7 +110,7 @@ class Reader:
     def read_many_into(
         self, paths: Sequence[Parts], buffers: Sequence[memoryview], step: Step, *, verify: bool
     ) -> list[int | KvfsError | None]:
-        """See `Client.get_many`; the bytes that were read."""
+        """See `Client.get_many`; returns the bytes read."""
 
         def read(at: int, opened: OpenedFile, path: Parts) -> int:
             count = self._read_into(opened, path, buffers[at], 0, None, parallel.nothing)
@@ -127,7 +127,7 @@ class Reader:
     def _each(
         self, paths: Sequence[Parts], read: Callable[[int, OpenedFile, Parts], T], step: Step
     ) -> list[T | KvfsError | None]:
-        """None for a path that is not there, and for others the error where there is one."""
+        """Returns None for a path that does not exist, and for others the error if there is one."""
         found = self._session.read(lambda t: published_view.find_many(t, paths, self._session.boot))
         if missing := [each for each in found if not isinstance(each, FoundInode)]:
             self._touches.missed(missing)
@@ -182,8 +182,8 @@ class Reader:
             os.close(opened.fd)
 
     def _check(self, found: FoundInode, data: memoryview, path: Parts) -> None:
-        """Raises Corrupt where the whole content, `data`, is not what was sealed. What was written
-        to since may well be another."""
+        """Raises Corrupt if the whole content, `data`, is not the sealed one. A file that was
+        written to since may well have another."""
         chunks = self._sums.of(found)
         wrong = None if chunks is None else wrong_in(data, chunks)
         if wrong is None or not self._sums.hold(found):
@@ -199,7 +199,8 @@ class Reader:
             return self._session.read(lambda t: published_view.find(t, path, self._session.boot))
 
     def _open_found(self, found: FoundInode, path: Parts) -> OpenedFile | None:
-        """None when the data file has gone, or is not as long as its seal was: look again."""
+        """Returns None when the data file has gone, or is not as long as its seal was: look
+        again."""
         _require_file(found, path)
         try:
             fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
@@ -232,7 +233,7 @@ def _require_file(found: FoundInode, path: Parts) -> None:
 
 
 def _length(opened: OpenedFile, offset: int, size: int | None) -> int:
-    """The bytes to read."""
+    """Returns the bytes to read."""
     if offset < 0 or (size is not None and size < 0):
         raise Invalid("an offset or a size is never negative")
     left = max(0, opened.size - offset)
@@ -240,7 +241,7 @@ def _length(opened: OpenedFile, offset: int, size: int | None) -> int:
 
 
 def _fill(fd: int, view: memoryview, offset: int, step: Step, path: Parts) -> int:
-    """Read until the view is full, or the file ends; the bytes read."""
+    """Reads until the view is full, or the file ends; returns the bytes read."""
     done = 0
     while done < len(view):
         try:

@@ -1,4 +1,5 @@
-"""The checksums that a store keeps of its data files, for who checks itself what it reads."""
+"""The checksums that a store keeps of its data files, for callers that check their reads
+themselves."""
 
 from kvfs.datastore.checksum import combine
 from kvfs.meta.records import Flag
@@ -14,9 +15,9 @@ class Sums:
         self._session = session
 
     def of(self, found: FoundInode) -> bytes | None:
-        """The xxh3-128 of each chunk, one after the other; None where this store has none of this
-        content: it was not sealed yet, or lies in a directory that another node accounts for.
-        Raises as `Session.read`."""
+        """Returns the xxh3-128 of each chunk, one after the other; None if this store has none of
+        this content: it was not sealed yet, or lies in a directory for which another node is
+        responsible. Raises what `Session.read` raises."""
         ino, inode = found
         if not inode.flags & Flag.SEALED:
             return None
@@ -26,8 +27,8 @@ class Sums:
         return entry.chunks if combine(entry.chunks) == inode.checksum else None
 
     def hold(self, found: FoundInode) -> bool:
-        """Whether its record still bears this seal: else it was opened for writing since, and may
-        well have other bytes. Raises as `Session.read`."""
+        """Returns whether its record still bears this seal: else it was opened for writing since,
+        and may well have other bytes. Raises what `Session.read` raises."""
         (now,) = self._session.read(lambda t: read_inodes(t, [found.ino]))
         if now is None or not now.flags & Flag.SEALED:
             return False

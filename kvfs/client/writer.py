@@ -15,10 +15,10 @@ _PART_BYTES: Final = 1 << 30
 
 class Writer(io.FileIO):
     """Unbuffered and seekable, not readable. `close` puts the file under its name; leaving a `with`
-    block by an exception, `abort` and being forgotten without `close` drop it.
+    block by an exception, `abort` and forgetting it without `close` drop it.
 
-    numpy and others that write to `fileno()` may do so. Writing raises NoSpace where the namespace
-    or the store is full.
+    numpy and others that write to `fileno()` may do so. Writing raises NoSpace if the namespace or
+    the store is full.
     """
 
     def __init__(self, drafts: FileDrafts, draft: FileDraft, path: str) -> None:
@@ -29,7 +29,7 @@ class Writer(io.FileIO):
         self._path = path
 
     def write(self, data: Buffer) -> int:
-        """Write all of it; the number of bytes."""
+        """Writes all of it; returns the number of bytes."""
         view = readable(data)
         draft = self._draft
         if draft is not None:
@@ -43,19 +43,19 @@ class Writer(io.FileIO):
         return done
 
     def reserve(self, size: int) -> None:
-        """Space for a file of so many bytes, before it is written through `fileno()`. Raises
-        NoSpace."""
+        """Reserves space for a file of so many bytes, before it is written through `fileno()`.
+        Raises NoSpace."""
         if self._draft is not None:
             self._drafts.grow(self._draft, size)
 
     def finish(self) -> None:
-        """No more is written: gives the descriptor back. `close` or `publish_together` publishes
+        """Gives the descriptor back: no more is written. `close` or `publish_together` publishes
         the file. Idempotent."""
         super().close()
 
     def close(self) -> None:
-        """Publish the file; durable ones are on disk then. Idempotent. Raises as `Client.put`, and
-        then the file is dropped."""
+        """Publishes the file; durable ones are on disk then. Idempotent. Raises what `Client.put`
+        raises, and then the file is dropped."""
         draft, self._draft = self._draft, None
         try:
             if draft is not None:
@@ -64,7 +64,7 @@ class Writer(io.FileIO):
             super().close()
 
     def abort(self) -> None:
-        """Drop the file: what was under its name stays."""
+        """Drops the file: the previous content of its name stays."""
         draft, self._draft = self._draft, None
         if draft is not None:
             self._drafts.discard([draft])
@@ -100,9 +100,8 @@ class Writer(io.FileIO):
 
 
 def publish_together(writers: Sequence[Writer]) -> None:
-    """Close several writers of one client: their files appear in one transaction, or none does.
-    Those that are closed already count for nothing. Raises as
-    `Writer.close`, and then all files are dropped."""
+    """Closes several writers of one client: their files appear in one transaction, or none does.
+    Closed ones are ignored. Raises what `Writer.close` raises, and then all files are dropped."""
     drafts = [writer._draft for writer in writers if writer._draft is not None]
     if not drafts:
         return

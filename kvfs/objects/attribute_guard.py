@@ -1,13 +1,13 @@
-"""The mount's rules for attributes that say something about an object.
+"""The mount's rules for attributes that describe an object.
 
 | attribute | EINVAL | EPERM |
 |---|---|---|
 | any `user.s3.`, `trusted.s3.` | malformed (`attribute_validation`) | kept in the other class |
 | retention | | shorter, of another mode or removed while it is in force |
-| legal hold | | taken away: only S3 does that |
+| legal hold | | removed: only S3 does that |
 | version | | always |
 
-A retention that cannot be read may be replaced, by root, but not removed. No I/O here.
+Root may replace a retention that cannot be read, but not remove it. No I/O here.
 """
 
 from typing import Final
@@ -45,7 +45,7 @@ def check_remove(t: Transaction, ino: int, attribute: bytes, now_ns: int) -> Non
 
 
 def _name(attribute: bytes) -> str | None:
-    """The callers' name; None: it is about no object."""
+    """Returns the callers' name; None: it is about no object."""
     if not attribute.startswith((b"user.s3.", b"trusted.s3.")):
         return None
     if attribute == object_attributes.VERSION:

@@ -1,9 +1,9 @@
-"""Whether the value of an attribute is one that the S3 front door could have written.
+"""Tells whether the S3 front door could have written the value of an attribute.
 
-Attributes are set on the mount too: `user.s3.` ones by whoever may write the file, `trusted.s3.`
-ones by root. What is malformed is refused there (`attribute_guard`); where an old store has it all
-the same, it counts as not there. Only locks do not: an unreadable one holds until a user with the
-right to do so sets it anew. Pure.
+Attributes are set on the mount too: `user.s3.` ones by anyone who may write the file, `trusted.s3.`
+ones by root. Malformed ones are refused there (`attribute_guard`); in an old store that has one all
+the same, it counts as absent. Locks are the exception: an unreadable one holds until a user with
+the right to do so sets it anew. Pure.
 """
 
 import functools
@@ -23,7 +23,7 @@ _LATEST_S: Final = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp(
 _MAX_PARTS: Final = 10_000
 _MAX_TAGS: Final = 10
 _REMEMBERED: Final = 512
-"""Names, of at most 240 bytes each."""
+"""Remembered names, of at most 240 bytes each."""
 _RETENTION: Final = re.compile(r"(?:GOVERNANCE|COMPLIANCE) (0|[1-9][0-9]{0,11})", re.ASCII)
 _ETAG: Final = re.compile(r"[0-9A-Za-z-]+ [0-9]+ -?[0-9]+", re.ASCII)
 _RUN: Final = re.compile(r"([0-9]{1,15})(?:\*([0-9]{1,5}))?", re.ASCII)
@@ -55,14 +55,14 @@ class _Acl(msgspec.Struct):
 
 
 def is_sound(name: str, value: str) -> bool:
-    """Whether the value of an attribute is valid, by its caller's name (`object_attributes`),
-    decoded with surrogateescape."""
+    """Returns whether the value of an attribute is valid, by its caller's name
+    (`object_attributes`), decoded with surrogateescape."""
     return (value.isascii() or _is_text(value)) and _check_of(name)(value)
 
 
 @functools.lru_cache(_REMEMBERED)
 def _check_of(name: str) -> Callable[[str], bool]:
-    """The check for the values of an attribute."""
+    """Returns the check for the values of an attribute."""
     kind, _, rest = name.partition(".")
     if not _is_text(name) or (kind == "meta" and not _META_NAME.fullmatch(rest)):
         return lambda _: False
@@ -75,19 +75,19 @@ def _check_of(name: str) -> Callable[[str], bool]:
 
 
 def believed(name: str, value: str) -> str | None:
-    """The value that counts; None: the attribute does not."""
+    """Returns the value that counts; None: the attribute does not."""
     if is_sound(name, value):
         return value
     return _UNREADABLE.get(name)
 
 
 def is_etag(packed: str) -> bool:
-    """Whether a value is that of `user.s3.etag`: ETag, size, mtime."""
+    """Returns whether a value is that of `user.s3.etag`: ETag, size, mtime."""
     return _ETAG.fullmatch(packed) is not None
 
 
 def is_retained(retention: str | None, now_s: float, *, bypass: bool = False) -> bool:
-    """Whether a version may not go now; `bypass`: the caller may pass over GOVERNANCE."""
+    """Returns whether a version may not go now; `bypass`: the caller may pass over GOVERNANCE."""
     if retention is None:
         return False
     mode, until_s = _retention(retention)
@@ -95,7 +95,7 @@ def is_retained(retention: str | None, now_s: float, *, bypass: bool = False) ->
 
 
 def weakens(old: str, new: str | None, now_s: float) -> bool:
-    """Whether a retention in force would end sooner, or hold less, by becoming `new`."""
+    """Returns whether a retention in force would end sooner, or hold less, by becoming `new`."""
     if not is_retained(old, now_s):
         return False
     mode, until_s = _retention(old)

@@ -53,32 +53,34 @@ class Buckets:
         return self._session.read(lambda t: buckets.describe(t, name))
 
     def has_fast_etags(self, name: bytes) -> bool:
-        """Whether the ETags of what comes by S3 need be no MD5. Raises NoSuchBucket."""
+        """Returns whether the ETags of bodies that come by S3 need not be MD5s. Raises
+        NoSuchBucket."""
         return self._session.read(lambda t: lookup.find_bucket(t, name)).etag == "fast"
 
     def list_all(self) -> list[ListedBucket]:
-        """All namespaces, in the order of their names."""
+        """Returns all namespaces, in the order of their names."""
         return self._session.read(buckets.list_all)
 
     def get_setting(self, bucket: bytes, name: str) -> bytes | None:
-        """A setting of a bucket (policy, versioning ...) as it was put. Raises NoSuchBucket."""
+        """Returns a setting of a bucket (policy, versioning ...) as it was put. Raises
+        NoSuchBucket."""
         return self._session.read(
             lambda t: buckets.get_setting(t, lookup.find_bucket(t, bucket), name)
         )
 
     def get_settings(self, bucket: bytes) -> Mapping[str, bytes]:
-        """All settings of a bucket. Raises NoSuchBucket."""
+        """Returns all settings of a bucket. Raises NoSuchBucket."""
         return self._session.read(lambda t: buckets.settings(t, lookup.find_bucket(t, bucket)))
 
     def put_setting(self, bucket: bytes, name: str, value: bytes) -> None:
-        """Raises NoSuchBucket. On disk when it returns."""
+        """Sets a setting; it is on disk when this returns. Raises NoSuchBucket."""
         self._session.write(
             lambda t: buckets.put_setting(t, lookup.find_bucket(t, bucket), name, value)
         )
         self._session.sync()
 
     def delete_setting(self, bucket: bytes, name: str) -> bool:
-        """Whether anything was set. Raises NoSuchBucket."""
+        """Deletes a setting; returns whether it was set. Raises NoSuchBucket."""
         found = self._session.write(
             lambda t: buckets.delete_setting(t, lookup.find_bucket(t, bucket), name)
         )

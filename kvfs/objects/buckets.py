@@ -33,7 +33,7 @@ class ListedBucket(NamedTuple):
 def create(
     t: Transaction, name: bytes, kind: str, mode: int, author: Author, changed: Changed
 ) -> Bucket:
-    """Make a bucket, its directory with these permissions.
+    """Makes a bucket, its directory with these permissions.
 
     Raises BucketExists, Invalid, NameTooLong, NoSpace."""
     try:
@@ -47,7 +47,7 @@ def create(
 
 
 def remove(t: Transaction, name: bytes, moment: Moment, changed: Changed) -> None:
-    """Remove a bucket that holds nothing but empty directories, and its settings. Raises
+    """Removes a bucket that holds nothing but empty directories, and its settings. Raises
     NoSuchBucket, BucketNotEmpty, `delegations.Delegated`."""
     bucket = find_bucket(t, name)
     _remove_completed(t, bucket, moment, changed)
@@ -66,8 +66,8 @@ def describe(t: Transaction, name: bytes) -> ListedBucket:
 
 
 def list_all(t: Transaction) -> list[ListedBucket]:
-    """Every namespace, in the order of their names; which of them are legal names of buckets is the
-    caller's to say."""
+    """Returns every namespace, in the order of their names; the caller decides which of them are
+    legal names of buckets."""
     prefix = keys.entries(ROOT_INODE)
     return [
         _describe(t, keys.unpack_u64(value) >> 48)
@@ -76,7 +76,7 @@ def list_all(t: Transaction) -> list[ListedBucket]:
 
 
 def get_setting(t: Transaction, bucket: Bucket, name: str) -> bytes | None:
-    """The value of a setting; None where it is not set."""
+    """Returns the value of a setting; None if it is not set."""
     return t.get(_setting(bucket, name))
 
 
@@ -85,12 +85,12 @@ def put_setting(t: Transaction, bucket: Bucket, name: str, value: bytes) -> None
 
 
 def delete_setting(t: Transaction, bucket: Bucket, name: str) -> bool:
-    """Whether anything was set."""
+    """Deletes a setting; returns whether it was set."""
     return t.delete(_setting(bucket, name))
 
 
 def settings(t: Transaction, bucket: Bucket) -> dict[str, bytes]:
-    """All that is set."""
+    """Returns all settings."""
     return {name.decode(): value for name, value in namespaces.settings(t, bucket.id).items()}
 
 
@@ -119,7 +119,7 @@ def _remove_completed(t: Transaction, bucket: Bucket, moment: Moment, changed: C
 def _remove_empty(
     t: Transaction, directory: int, name: bytes, moment: Moment, changed: Changed
 ) -> None:
-    """Remove the directories below; raises BucketNotEmpty at the first thing that is none."""
+    """Removes the directories below; raises BucketNotEmpty at the first entry that is none."""
     prefix = keys.entries(directory)
     below: list[tuple[bytes, int]] = []
     for key, value in t.scan(prefix, keys.after(prefix)):

@@ -1,9 +1,8 @@
 """Lists keys in the order of their bytes: a depth-first scan that seeks.
 
 A directory's scan yields names in the order of the keys below them (see `object_keys`), so one scan
-for each directory on the way to the present key, and no sorting. Whatever follows is reached by a
-new scan from there: the start, and what comes after a common prefix, so that the keys which it
-stands for are not read.
+for each directory on the way to the present key, and no sorting. A new scan from there reaches the
+start, and the key after a common prefix, so that the keys for which that stands are not read.
 
 Invariant: a scan's directory has its prefix, the start of all its keys.
 """
@@ -27,7 +26,7 @@ from kvfs.tree.namespace_policies import MD5_ALL
 _BATCH: Final = 256
 NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 _END: Final = b"\xff"
-"""After every byte of an id."""
+"""A byte string after every byte of an id."""
 
 
 class ListedObject(NamedTuple):
@@ -41,9 +40,9 @@ class ListedObject(NamedTuple):
 
 
 class ListingPage(NamedTuple):
-    """A part of a list. Objects and common prefixes are each in order; `following` is where to go
-    on after (`start_after`), empty at the end. `awaited` are those whose ETags are not final (inode
-    numbers, and the ETags as they are now: `seals`)."""
+    """A part of a list. Objects and common prefixes are each in order; `following` is the point to
+    go on after (`start_after`), empty at the end. `awaited` are those whose ETags are not final
+    (inode numbers, and the present ETags: `seals`)."""
 
     objects: list[ListedObject]
     prefixes: list[bytes]
@@ -56,7 +55,7 @@ class ListingPage(NamedTuple):
 
 
 class VersionPage(NamedTuple):
-    """As `ListingPage`; where to go on is after a key and, if not empty, the id of one of its
+    """Like `ListingPage`; the point to go on after is a key and, if not empty, the id of one of its
     versions."""
 
     versions: list[Facts]
@@ -85,7 +84,7 @@ class Walk:
         self._frames: list[_Frame] = []
 
     def start(self, key: bytes, extra: bytes = b"") -> None:
-        """Go on with the first entry that is not before this one; `extra` follows the name of the
+        """Goes on with the first entry that is not before this one; `extra` follows the name of the
         key's file."""
         self._frames = []
         place = place_of(key)
@@ -100,7 +99,7 @@ class Walk:
         self._push(ino, prefix, place.name + extra)
 
     def skip(self, prefix: bytes) -> None:
-        """Go on after all keys that start so; the present one must."""
+        """Goes on after all keys that start so; the present one must."""
         while self._frames and self._frames[-1].prefix.startswith(prefix):
             self._frames.pop()
         if not self._frames:
@@ -136,8 +135,8 @@ def list_objects(
     max_keys: int = 1000,
     boot: int,
 ) -> ListingPage:
-    """Keys that start with `prefix`, and the common prefixes that end with the first `delimiter`
-    after it, all greater than `start_after`, up to `max_keys` together."""
+    """Returns keys that start with `prefix`, and the common prefixes that end with the first
+    `delimiter` after it, all greater than `start_after`, up to `max_keys` together."""
     found = _Gathered(t, prefix, delimiter, start_after, max_keys, boot)
     found.seals_give_md5 = bucket.etag == MD5_ALL
     if max_keys > 0:
@@ -212,7 +211,7 @@ class _Gathered:
         )
 
     def _add_prefix(self, walk: Walk, common: bytes, packed: bytes) -> None:
-        """A common prefix is there if any object is below it, which this one may show."""
+        """Adds a common prefix if any object is below it, which this one may show."""
         if common <= self._start_after:
             walk.skip(common)
             return
@@ -223,7 +222,7 @@ class _Gathered:
             walk.skip(common)
 
     def _flush(self) -> bool:
-        """Take over what is pending; whether more is wanted."""
+        """Takes over pending entries; returns whether more is wanted."""
         pending = self._pending
         if pending:
             records = self._t.get_many([b"i" + packed for _, packed in pending])
@@ -253,8 +252,8 @@ def list_versions(
     max_keys: int = 1000,
     boot: int,
 ) -> VersionPage:
-    """As `list_objects`, of all versions and delete markers, those of a key newest first. What
-    stands after `start_version` is told also where that has been deleted meanwhile."""
+    """Like `list_objects`, for all versions and delete markers, those of a key newest first. The
+    entries after `start_version` are listed even if that has been deleted meanwhile."""
     found: list[Facts | bytes] = []
     walk = Walk(t, bucket)
     last = b""
@@ -297,7 +296,8 @@ def list_versions(
 
 
 def is_listable(key: bytes) -> bool:
-    """Whether it can be a key: a mount may make names that are not UTF-8, or longer paths."""
+    """Returns whether it can be a key: a mount may make names that are not UTF-8, or longer
+    paths."""
     if len(key) > MAX_KEY:
         return False
     if key.isascii():
@@ -312,8 +312,8 @@ def is_listable(key: bytes) -> bool:
 def _after_version(
     t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int
 ) -> tuple[bytes, bool]:
-    """The rest of a key's name in the first entry after one of its versions, or after all; and
-    whether the key has newer ones, which stand before."""
+    """Returns the rest of a key's name in the first entry after one of its versions, or after all;
+    and whether the key has newer ones, which stand before."""
     parent, place = lookup.place_in(t, bucket, key)
     if parent is None or not version:
         return NUL + _END, False
@@ -334,7 +334,7 @@ def _after_version(
 
 
 def _is_older(t: Transaction, current: Facts, version: bytes) -> bool:
-    """Whether the current version of a key is older than the one with this id."""
+    """Returns whether the current version of a key is older than the one with this id."""
     own = t.get(keys.xattr(current.ino, object_attributes.VERSION))
     if own is not None:
         return own > version

@@ -22,8 +22,7 @@ from kvfs.tree.name_escaping import NUL, is_odd, spelled
 from kvfs.vfs.stage_records import NewFile
 
 MARKER_MODE: Final = stat.S_IFCHR
-"""The mode of a delete marker: a device without a number, as other file systems mark what is whited
-out."""
+"""The mode of a delete marker: a device without a number, as other file systems mark whiteouts."""
 
 
 class Bucket(NamedTuple):
@@ -34,11 +33,11 @@ class Bucket(NamedTuple):
     """Its directory's inode number."""
     durable: bool
     etag: str = "md5"
-    """See `meta.records.Namespace.etag`."""
+    """The same as `meta.records.Namespace.etag`."""
 
     def new_file(self, size: int) -> NewFile:
-        """A file of so many bytes that is to be made in it. Until it has a key it is its node's
-        alone; then the bucket's directory says who may do what."""
+        """Returns a file of so many bytes that is to be made in it. Until it has a key it is its
+        node's alone; then the bucket's directory decides the permissions."""
         return NewFile(self.root, size, self.durable)
 
 
@@ -54,7 +53,7 @@ def find_bucket(t: Transaction, name: bytes) -> Bucket:
 
 
 def bucket_of(t: Transaction, number: int) -> Bucket:
-    """The bucket with this namespace id. Raises NotFound."""
+    """Returns the bucket with this namespace id. Raises NotFound."""
     return _bucket(t, number, namespace_root(number))
 
 
@@ -64,7 +63,7 @@ def _bucket(t: Transaction, number: int, root: int) -> Bucket:
 
 
 def descend(t: Transaction, root: int, directories: Sequence[bytes]) -> int | None:
-    """The directory at the end of this way; None where a part is missing."""
+    """Returns the directory at the end of this way; None if a part is missing."""
     ino = root
     for name in directories:
         value = t.get(keys.directory_entry(ino, name))
@@ -75,7 +74,7 @@ def descend(t: Transaction, root: int, directories: Sequence[bytes]) -> int | No
 
 
 def find(t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int) -> Facts:
-    """One version; the current one where `version` is empty, which may be a delete marker.
+    """Returns one version; if `version` is empty the current one, which may be a delete marker.
 
     Raises NoSuchKey and NoSuchVersion (with their `at`), Invalid (no possible key).
     """
@@ -94,12 +93,12 @@ def find(t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int) ->
 
 
 def version_entry(bucket: Bucket, key: bytes, version: str) -> bytes:
-    """The entry by which a version that went is known (`NotFound.at`)."""
+    """Returns the entry by which a version that went is known (`NotFound.at`)."""
     return keys.file_entry(bucket.root, key + NUL + version.encode(errors="replace"))
 
 
 def current_entry(facts: Facts) -> bytes:
-    """Likewise, of the current version that a delete marker stands for."""
+    """Returns the entry of the current version that a delete marker stands for."""
     return keys.file_entry(facts.inode.parent, _shown(place_of(facts.key).name))
 
 
@@ -117,7 +116,7 @@ def _missing(
 
 
 def _first_missing(t: Transaction, root: int, place: KeyPlace) -> bytes:
-    """The first missing name that a mount would be asked for: the object's own, or a
+    """Returns the first missing name that a mount would be asked for: the object's own, or a
     directory's."""
     ino = root
     for name in place.directories:
@@ -129,14 +128,14 @@ def _first_missing(t: Transaction, root: int, place: KeyPlace) -> bytes:
 
 
 def _shown(name: bytes) -> bytes:
-    """As the mount has it, where nothing else stands beside it."""
+    """Returns the name as the mount shows it if nothing else stands beside it."""
     return spelled(name) if is_odd(name) else name
 
 
 def find_many(
     t: Transaction, bucket: Bucket, wanted: Sequence[bytes], boot: int
 ) -> list[Facts | None]:
-    """The current version of each key; None where there is none, or a delete marker."""
+    """Returns the current version of each key; None if there is none, or a delete marker."""
     directories: dict[tuple[bytes, ...], int | None] = {}
     found: list[Facts | None] = []
     for key in wanted:
@@ -150,7 +149,7 @@ def find_many(
 
 
 def find_current(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -> Facts | None:
-    """The object, or the delete marker that stands for it; None: neither."""
+    """Returns the object, or the delete marker that stands for it; None: neither."""
     found = find_file(t, parent, name, key, boot)
     if found is not None or t.get(keys.file_entry(parent, name)) is not None:
         return found
@@ -161,7 +160,7 @@ def find_current(t: Transaction, parent: int, name: bytes, key: bytes, boot: int
 
 
 def find_file(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -> Facts | None:
-    """The object under its own name."""
+    """Returns the object under its own name."""
     value = t.get(keys.file_entry(parent, name))
     if value is None:
         return None
@@ -176,7 +175,7 @@ def find_file(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -
 
 
 def has_file(t: Transaction, parent: int, name: bytes, boot: int) -> bool:
-    """Whether an object stands under its own name."""
+    """Returns whether an object stands under its own name."""
     value = t.get(keys.file_entry(parent, name))
     record = None if value is None else t.get(b"i" + value)
     if value is None or record is None:
@@ -185,8 +184,8 @@ def has_file(t: Transaction, parent: int, name: bytes, boot: int) -> bool:
 
 
 def is_being_made(t: Transaction, parent: int, name: bytes) -> bool:
-    """Whether a mount has a file of this name that was never closed: S3 cannot see it, but whoever
-    made it with O_EXCL is to be the only one."""
+    """Returns whether a mount has a file of this name that was never closed: S3 cannot see it, but
+    a process that made it with O_EXCL is to be the only one."""
     value = t.get(keys.file_entry(parent, name))
     record = None if value is None else t.get(b"i" + value)
     if record is None:
@@ -198,7 +197,7 @@ def is_being_made(t: Transaction, parent: int, name: bytes) -> bool:
 def find_version(
     t: Transaction, parent: int, name: bytes, key: bytes, version: str, boot: int
 ) -> Facts | None:
-    """The version with this id, whether or not it is the current one."""
+    """Returns the version with this id, whether or not it is the current one."""
     current = find_file(t, parent, name, key, boot)
     if current is not None and current.version == version:
         return current
@@ -212,7 +211,7 @@ def find_version(
 
 
 def noncurrent(t: Transaction, parent: int, name: bytes) -> Iterator[tuple[bytes, int]]:
-    """(id, inode number) of the versions and delete markers beside a name, newest first."""
+    """Yields (id, inode number) of the versions and delete markers beside a name, newest first."""
     prefix = keys.file_entry(parent, name + NUL)
     for key, value in t.scan(prefix, prefix + b"\xff"):
         yield key[len(prefix) :], keys.unpack_u64(value)
@@ -221,8 +220,8 @@ def noncurrent(t: Transaction, parent: int, name: bytes) -> Iterator[tuple[bytes
 def facts(
     t: Transaction, key: bytes, ino: int, inode: Inode, version: bytes | None, *, latest: bool
 ) -> Facts:
-    """The facts from a record that was read in this transaction; `version` is None for the current
-    one, which says it itself."""
+    """Returns the facts from a record that was read in this transaction; `version` is None for the
+    current one, whose own attribute tells it."""
     raw = object_attributes.read_raw(t, ino)
     marker = is_marker(inode)
     version = raw.get(object_attributes.VERSION) if version is None else version
@@ -246,7 +245,8 @@ def is_object(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
 
 
 def is_awaited(t: Transaction, facts: Facts) -> bool:
-    """Whether the seal of a version is to give it another ETag, in a bucket of `MD5_ALL`."""
+    """Returns whether the seal of a version is to give it another ETag, in a bucket of
+    `MD5_ALL`."""
     if facts.delete_marker or facts.inode.flags & Flag.SEALED:
         return False
     return etags.is_awaited(t.get(keys.xattr(facts.ino, etags.ETAG)), facts.inode)
@@ -257,7 +257,7 @@ def is_marker(inode: Inode) -> bool:
 
 
 def place_in(t: Transaction, bucket: Bucket, key: bytes) -> tuple[int | None, KeyPlace]:
-    """The directory of a key, and where it is in its bucket. Raises Invalid."""
+    """Returns the directory of a key, and where it is in its bucket. Raises Invalid."""
     check_key(key)
     place = place_of(key)
     return descend(t, bucket.root, place.directories), place

@@ -4,18 +4,19 @@
 |---|---|---|
 | keeps no versions (`""`) | it goes | it goes |
 | `Enabled` | it stays, under its id | it stays; a delete marker |
-| `Suspended` | a null version goes, any other stays | likewise; a delete marker with the id null |
+| `Suspended` | a null version goes, any other stays | the same; a delete marker with the id null |
 
-Who writes as to a bucket that keeps no versions, and finds one that was kept (versioning was begun
-meanwhile), writes as to a suspended one: what has an id goes by its id alone.
+A writer that takes a bucket for one without versions, and finds a kept one (versioning was begun
+meanwhile), writes as to a suspended one: a version with an id goes by its id alone.
 
 Invariants
-- The newest of all versions and delete markers is the current one, unless somebody removed the
-  current file through the mount: then there is no object until the next put.
-- A version is no older than the one before it, as its mtime tells.
-- What is no file is neither replaced nor moved: S3 cannot see it.
+- The newest of all versions and delete markers is the current one, unless the current file was
+  removed through the mount: then there is no object until the next put.
+- A version is no older than the one before it, by its mtime.
+- An entry that is no file is neither replaced nor moved: S3 cannot see it.
 - A directory that was made for a key (IMPLIED) goes with the last name in it.
-- What goes becomes an orphan first, and is told of in `Changed`: whoever has it open reads on.
+- A removed file becomes an orphan first, and is reported in `Changed`: programs that have it open
+  read on.
 """
 
 import stat
@@ -42,19 +43,20 @@ from kvfs.vfs.stage_records import Dropped, WrittenData
 ENABLED: Final = "Enabled"
 SUSPENDED: Final = "Suspended"
 FILE_MODE: Final = stat.S_IFREG | 0o600
-"""The mode of an assembly until it has a key; then its bucket's directory says who may do what."""
+"""The mode of an assembly until it has a key; then its bucket's directory decides the
+permissions."""
 
 Check = Callable[[Facts | None], None]
-"""Raises unless the change may be made; it is given what is there now, None for nothing or a delete
-marker, in the transaction that makes the change."""
+"""Raises unless the change may be made; it is given the present object, None for nothing or a
+delete marker, in the transaction that makes the change."""
 
 
 def anything(_: Facts | None) -> None:
-    """The `Check` of who makes no condition."""
+    """The `Check` of a caller without conditions."""
 
 
 class Moment(NamedTuple):
-    """When a change is made."""
+    """The time of a change."""
 
     now: int
     """Nanoseconds since the epoch."""
@@ -76,18 +78,18 @@ class TooOld(Exception):
     def __init__(self, mtime_ns: int) -> None:
         super().__init__(mtime_ns)
         self.mtime_ns = mtime_ns
-        """The earliest that it may have."""
+        """The earliest mtime that it may have."""
 
 
 class Deleted(NamedTuple):
     """The result of a delete."""
 
     found: bool
-    """Whether something was there; in a bucket with versions a delete marker is made anyway."""
+    """Whether it existed; in a bucket with versions a delete marker is made anyway."""
     delete_marker: bool
     """Whether it made one, or removed one."""
     version: str
-    """The version of the delete marker, or of what was removed; empty where the bucket keeps no
+    """The version of the delete marker, or of the removed one; empty if the bucket keeps no
     versions."""
 
 
@@ -101,9 +103,9 @@ def put(
     moment: Moment,
     changed: Changed,
 ) -> Facts:
-    """Put an object under its key. Raises what `check` raises, PreconditionFailed (it passed where
-    nothing is, and a mount is making a file of that name), Invalid, TooLarge, NoSuchBucket, and
-    NotAnObject, TooOld, `stage_records.Dropped` (a node that started took the body for a dead
+    """Puts an object under its key. Raises what `check` raises, PreconditionFailed (it passed for
+    an absent object, and a mount is making a file of that name), Invalid, TooLarge, NoSuchBucket,
+    and NotAnObject, TooOld, `stage_records.Dropped` (a node that started took the body for a dead
     process's)."""
     check_key(key)
     if namespace_of(new.body.ino) != bucket.id:
@@ -139,7 +141,7 @@ def put_file(
     moment: Moment,
     changed: Changed,
 ) -> Inode:
-    """Put a file into a directory of the system's, over one of that name. Raises Dropped."""
+    """Puts a file into a directory of the system's, over one of that name. Raises Dropped."""
     remove_file(t, directory, name, moment, changed)
     inode = _add_file(t, bucket, directory, name, new, moment)
     tell(t, changed, directory, name)
@@ -150,7 +152,7 @@ def put_file(
 def remove_file(
     t: Transaction, directory: int, name: bytes, moment: Moment, changed: Changed
 ) -> None:
-    """Remove what has this name in a directory of the system's, if anything has."""
+    """Removes the entry of this name in a directory of the system's, if there is one."""
     packed = t.get(keys.file_entry(directory, name))
     if packed is not None:
         tell(t, changed, directory, name, _unlink(t, directory, name, packed, moment))
@@ -165,9 +167,9 @@ def delete(
     moment: Moment,
     changed: Changed,
 ) -> Deleted:
-    """Delete the current version. With a condition, nothing is done where neither an object nor a
-    delete marker is; `check` is shown either. Raises what `check` raises, Invalid; NotAnObject
-    where a delete marker would be made over something else."""
+    """Deletes the current version. With a condition, nothing is done if there is neither an object
+    nor a delete marker; `check` is shown either. Raises what `check` raises, Invalid; NotAnObject
+    if a delete marker would be made over something else."""
     parent, place = lookup.place_in(t, bucket, key)
     name = place.name
     found = parent is not None and lookup.has_file(t, parent, name, moment.boot)
@@ -206,7 +208,7 @@ def delete_version(
     *,
     bypass: bool,
 ) -> Deleted:
-    """Remove one version for good; of the current one, the newest of the others takes the place.
+    """Removes one version for good; if it is the current one, the newest of the others replaces it.
 
     `bypass`: a retention of mode GOVERNANCE does not hold. Raises Locked, what `check` raises.
     """
@@ -238,7 +240,7 @@ def update(
     moment: Moment,
     changed: Changed,
 ) -> None:
-    """Change what is said about a version that was found in this transaction. Raises TooLarge."""
+    """Changes the metadata of a version that was found in this transaction. Raises TooLarge."""
     object_attributes.remove(t, found.ino, remove)
     object_attributes.add(t, found.ino, metadata)
     found.inode.ctime_ns = moment.now
@@ -249,7 +251,7 @@ def update(
 def restate(
     t: Transaction, found: Facts, metadata: Metadata, moment: Moment, changed: Changed
 ) -> Facts:
-    """As if the object were put anew with the same bytes: other metadata, another mtime."""
+    """Changes metadata and mtime as if the object were put anew with the same bytes."""
     object_attributes.remove(t, found.ino, found.metadata)
     found.inode.mtime_ns = moment.now
     update(t, found, metadata, (), moment, changed)
@@ -261,7 +263,7 @@ def restate(
 
 
 def prune(t: Transaction, bucket: Bucket, directory: int, moment: Moment, changed: Changed) -> None:
-    """Remove the directory if it was made for keys and is empty, and likewise those above it.
+    """Removes the directory if it was made for keys and is empty, and likewise those above it.
     Raises `delegations.Delegated`."""
     while directory != bucket.root and is_empty(t, directory):
         inode = read_inode(t, directory)
@@ -279,7 +281,7 @@ def prune(t: Transaction, bucket: Bucket, directory: int, moment: Moment, change
 def tell(
     t: Transaction, changed: Changed, parent: int, suffix: bytes, removed: Removed | None = None
 ) -> None:
-    """Gather the names of the mount that an entry which came or went may have changed."""
+    """Gathers the names of the mount that an added or removed entry may have changed."""
     for name in name_escaping.all_shown(t, parent, suffix):
         changed.name(parent, name, removed)
         removed = None
@@ -290,7 +292,7 @@ def tell(
 def add_directory(
     t: Transaction, bucket: Bucket, parent: int, name: bytes, flags: int, moment: Moment
 ) -> int:
-    """Make a directory whatever its name is, which must be free; its inode number. Raises
+    """Makes a directory of any name, which must be free; returns its inode number. Raises
     `delegations.Delegated`."""
     check_unseen(t, parent)
     top = read_inode(t, bucket.root)
@@ -305,7 +307,7 @@ def add_directory(
 
 
 def add_note(t: Transaction, bucket: Bucket, parent: int, name: bytes, moment: Moment) -> int:
-    """Make a file without data, that attributes can be hung on; its inode number."""
+    """Makes a file without data, to hold attributes; returns its inode number."""
     top = read_inode(t, bucket.root)
     ino = namespaces.allocate_inodes(t, bucket.id, 1)
     inode = _blank(lookup.MARKER_MODE, top, parent, name, moment.now)
@@ -319,7 +321,7 @@ def add_note(t: Transaction, bucket: Bucket, parent: int, name: bytes, moment: M
 def _add_file(
     t: Transaction, bucket: Bucket, parent: int, name: bytes, new: New, moment: Moment
 ) -> Inode:
-    """Publish a body under a name that is free; the record."""
+    """Publishes a body under a name that is free; returns the record."""
     ino = new.body.ino
     inode = _publish(t, bucket, new.body, parent, name, moment)
     t.put(keys.file_entry(parent, name), keys.pack_u64(ino))
@@ -344,7 +346,8 @@ def _make_directories(
 
 
 def _check_order(t: Transaction, bucket: Bucket, place: KeyPlace, body: WrittenData) -> None:
-    """Bodies are committed in another order than they were written in. Raises TooOld."""
+    """Checks the order: bodies are committed in another order than they were written in. Raises
+    TooOld."""
     parent = lookup.descend(t, bucket.root, place.directories)
     if parent is None:
         return
@@ -362,8 +365,8 @@ def _check_order(t: Transaction, bucket: Bucket, place: KeyPlace, body: WrittenD
 def _make_way(
     t: Transaction, parent: int, name: bytes, versioning: str, moment: Moment, changed: Changed
 ) -> tuple[Removed | None, bytes | None]:
-    """Take the current version away from its name; what was removed, and the id of the version that
-    is to come (None: null)."""
+    """Takes the current version away from its name; returns the removed one, and the id of the
+    version that is to come (None: null)."""
     packed = t.get(keys.file_entry(parent, name))
     inode = None if packed is None else read_inode(t, keys.unpack_u64(packed))
     if inode is not None and not stat.S_ISREG(inode.mode):
@@ -385,7 +388,7 @@ def _make_way(
 
 
 def _begun(t: Transaction, parent: int, name: bytes) -> str:
-    """Whether versions were kept meanwhile, as the current one tells, which is there."""
+    """Returns whether versions were kept meanwhile, as the existing current one tells."""
     packed = t.get(keys.file_entry(parent, name)) or b""
     return SUSPENDED if t.get(b"x" + packed + object_attributes.VERSION) is not None else ""
 
@@ -406,7 +409,7 @@ def _drop_current(
 
 
 def _drop_null(t: Transaction, parent: int, name: bytes, moment: Moment, changed: Changed) -> None:
-    """Remove the version with the id null, where it is not the current one."""
+    """Removes the version with the id null, if it is not the current one."""
     nulls = [each for each in lookup.noncurrent(t, parent, name) if versions.is_null(each[0])]
     for version, ino in nulls:
         aside = versions.entry_name(name, version)
@@ -414,7 +417,7 @@ def _drop_null(t: Transaction, parent: int, name: bytes, moment: Moment, changed
 
 
 def _next_time(t: Transaction, parent: int, name: bytes, version: bytes | None, now: int) -> int:
-    """The time in the id of a new version: later than those of all others."""
+    """Returns the time in the id of a new version: later than those of all others."""
     newest = next(lookup.noncurrent(t, parent, name), None)
     times = [versions.time_of(each) for each in (version, newest and newest[0]) if each]
     return max([now, *(time_ns + 2 for time_ns in times)])
@@ -429,7 +432,7 @@ def _move(t: Transaction, parent: int, old: bytes, new: bytes, moment: Moment) -
 
 
 def _promote(t: Transaction, parent: int, name: bytes, moment: Moment, changed: Changed) -> None:
-    """Let the newest version be the current one, if it is no delete marker, and the mount has
+    """Makes the newest version the current one, if it is no delete marker, and the mount has
     nothing else there."""
     if t.get(keys.file_entry(parent, name)) is not None:
         return
@@ -448,7 +451,7 @@ def _put_marker(t: Transaction, bucket: Bucket, parent: int, name: bytes, moment
 def _publish(
     t: Transaction, bucket: Bucket, body: WrittenData, parent: int, name: bytes, moment: Moment
 ) -> Inode:
-    """The record of a new file, under its name."""
+    """Returns the record of a new file, under its name."""
     ino = body.ino
     if t.delete(keys.reserved(ino)):
         top = read_inode(t, bucket.root)
@@ -473,13 +476,13 @@ def _publish(
 
 
 def _file_mode(top: Inode) -> int:
-    """The mode of the bucket's objects: whoever may enter the bucket may read or write them, as its
-    directory says."""
+    """Returns the mode of the bucket's objects: users who may enter the bucket may read or write
+    them, by its directory's mode."""
     return stat.S_IFREG | (top.mode & 0o666)
 
 
 def _blank(mode: int, top: Inode, parent: int, name: bytes, now: int) -> Inode:
-    """A record with one link, of the owner that the bucket has."""
+    """Returns a record with one link, owned by the bucket's owner."""
     return Inode(
         mode=mode,
         uid=top.uid,
@@ -495,7 +498,7 @@ def _blank(mode: int, top: Inode, parent: int, name: bytes, now: int) -> Inode:
 
 
 def _entry_of(t: Transaction, parent: int, name: bytes, found: Facts) -> bytes:
-    """The name of the entry that a version was found under."""
+    """Returns the name of the entry that a version was found under."""
     packed = t.get(keys.file_entry(parent, name))
     if packed is not None and found.latest and not found.delete_marker:
         return name

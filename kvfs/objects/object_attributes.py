@@ -12,10 +12,10 @@
 | `acl`, `owner`, `storage`, `encryption`, `parts` | `trusted.s3.NAME` | the caller's encoding |
 | (version) | `trusted.s3.version` | the id of the current version (`versions`); none: null |
 
-`trusted.` ones can be set by root alone, so that no user of the mount fakes them (`attribute_guard`
-says what the mount lets them be, `attribute_validation` what counts). Names are text of at most 240
-bytes, values text of at most 64 KiB, and so are all `user.` ones together, but for the checksums of
-parts, which S3 bounds.
+Only root can set `trusted.` ones, so that no user of the mount fakes them (`attribute_guard` has
+the mount's rules, `attribute_validation` tells which count). Names are text of at most 240 bytes,
+values text of at most 64 KiB, and so are all `user.` ones together, except the checksums of parts,
+which S3 bounds.
 """
 
 import functools
@@ -44,12 +44,12 @@ _PREFIX: Final = 9
 
 
 def read(t: Transaction, ino: int) -> dict[str, str]:
-    """The attributes of an object, but its ETag and version."""
+    """Returns the attributes of an object, except its ETag and version."""
     return split(read_raw(t, ino))
 
 
 def read_raw(t: Transaction, ino: int) -> dict[bytes, bytes]:
-    """All that are kept here, ETag and version too, by the names of the attributes; one scan."""
+    """Returns all attributes kept here, ETag and version too, by their names; one scan."""
     prefix = keys.xattrs(ino)
     return {
         key[_PREFIX:]: value
@@ -59,8 +59,8 @@ def read_raw(t: Transaction, ino: int) -> dict[bytes, bytes]:
 
 
 def split(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    """The attributes by the callers' names. What is malformed does not count, but locks hold all
-    the same."""
+    """Returns the attributes by the callers' names. A malformed one does not count, but locks hold
+    all the same."""
     said = {}
     for attribute, packed in raw.items():
         name = name_of(attribute)
@@ -74,8 +74,8 @@ def split(raw: Mapping[bytes, bytes]) -> dict[str, str]:
 
 @functools.lru_cache(_REMEMBERED)
 def name_of(attribute: bytes) -> str | None:
-    """The callers' name; None for what is in the wrong class, where nothing is kept: a user of the
-    mount must not lift what is protected."""
+    """Returns the callers' name; None for an attribute in the wrong class, where nothing is kept: a
+    user of the mount must not lift a protection."""
     start = _TRUSTED if attribute.startswith(_TRUSTED) else _USER
     name = attribute[len(start) :].decode(errors="surrogateescape")
     protected = name in _PROTECTED or attribute == VERSION
@@ -83,7 +83,7 @@ def name_of(attribute: bytes) -> str | None:
 
 
 def write(t: Transaction, ino: int, metadata: Metadata) -> None:
-    """Say this of an object of which nothing is said yet. Raises TooLarge."""
+    """Writes the metadata of an object that has none yet. Raises TooLarge."""
     packed = _packed_all(metadata)
     _require_room(_size(packed))
     for name, value in packed.items():
@@ -91,7 +91,7 @@ def write(t: Transaction, ino: int, metadata: Metadata) -> None:
 
 
 def add(t: Transaction, ino: int, metadata: Metadata) -> None:
-    """Say this beside what is said, or in place of it. Raises TooLarge."""
+    """Adds or replaces metadata. Raises TooLarge."""
     packed, before = _packed_all(metadata), read_raw(t, ino)
     after = _size({**before, **packed})
     if after > _size(before):
@@ -112,7 +112,7 @@ def remove_all(t: Transaction, ino: int) -> None:
 
 
 def attribute(name: str) -> bytes:
-    """The name of the attribute. Raises TooLarge."""
+    """Returns the name of the attribute. Raises TooLarge."""
     raw = name.encode(errors="surrogateescape")
     if not 0 < len(raw) <= _MAX_NAME:
         raise TooLarge(f"a name of metadata has 1 to {_MAX_NAME} bytes, not {len(raw)}")
@@ -120,8 +120,8 @@ def attribute(name: str) -> bytes:
 
 
 def of_other_content(metadata: Metadata) -> dict[str, str]:
-    """The attributes that are still true of an object that was written to on the mount: all but
-    what was computed from its old content."""
+    """Returns the attributes that are still true of an object that was written to on the mount: all
+    but those computed from its old content."""
     return {
         name: value
         for name, value in metadata.items()
@@ -134,7 +134,7 @@ def _packed_all(metadata: Metadata) -> dict[bytes, bytes]:
 
 
 def _size(those: Mapping[bytes, bytes]) -> int:
-    """Bytes that count, as the mount counts them (`inodes.set_xattr`)."""
+    """Returns the bytes that count, as the mount counts them (`inodes.set_xattr`)."""
     return sum(
         len(name) + 1 + len(value)
         for name, value in those.items()

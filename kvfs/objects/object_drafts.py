@@ -41,12 +41,12 @@ class ObjectDraft:
 
     @property
     def durable(self) -> bool:
-        """Whether to commit it waits for the disk."""
+        """Whether committing it waits for the disk."""
         return self.bucket.durable
 
     @property
     def fast_etag(self) -> bool:
-        """Whether its ETag need be no MD5."""
+        """Whether its ETag need not be an MD5."""
         return self.bucket.etag == "fast"
 
 
@@ -59,14 +59,14 @@ class ObjectDrafts:
         self._slots = slots
 
     def begin(self, bucket: bytes, key: bytes, size_hint: int) -> ObjectDraft:
-        """A draft of about so many bytes; nothing is seen of it. Raises NoSuchBucket, Invalid (no
-        possible key), NoSpace, ReadOnly, Unavailable, OSError."""
+        """Returns a draft of about so many bytes, which is invisible. Raises NoSuchBucket, Invalid
+        (no possible key), NoSpace, ReadOnly, Unavailable, OSError."""
         check_key(key)
         found = self._session.read(lambda t: lookup.find_bucket(t, bucket))
         return ObjectDraft(self._stage.begin_one(found.new_file(size_hint)), found, key)
 
     def begin_now(self, bucket: bytes, key: bytes, size_hint: int) -> ObjectDraft | None:
-        """As `begin`, for an event loop: it waits neither for the disk nor for the node. None where
+        """Like `begin`, for an event loop: it waits neither for the disk nor for the node. None if
         only `begin` can: a large body, or space that must be asked for first."""
         check_key(key)
         if size_hint > SMALL_BYTES or self._session.mirrored is not None:
@@ -76,21 +76,21 @@ class ObjectDrafts:
         return None if body is None else ObjectDraft(body, found, key)
 
     def grow(self, draft: ObjectDraft, size: int) -> None:
-        """Call before more is written than was hinted; seldom does anything. Raises NoSpace,
-        Unavailable."""
+        """Reserves space before more is written than was hinted; seldom does anything. Raises
+        NoSpace, Unavailable."""
         if isinstance(draft.body, Draft):
             self._stage.grow(draft.body, size)
         else:
             assert size <= draft.body.size, "the size of a part in its place is known"
 
     def written(self, draft: ObjectDraft, start: int, end: int) -> None:
-        """Tell that these bytes of a draft are written, of a long one now and then: what is to be
-        on disk at the end is put on its way."""
+        """Tells that these bytes of a draft are written, for a long one now and then: their way to
+        the disk begins."""
         if draft.bucket.durable:
             start_writing(draft.fd, draft.offset + start, end - start)
 
     def discard(self, draft: ObjectDraft) -> None:
-        """Forget a draft; nothing where it was committed. Idempotent."""
+        """Forgets a draft; does nothing if it was committed. Idempotent."""
         if isinstance(draft.body, Draft):
             self._stage.discard([draft.body])
         else:

@@ -15,7 +15,7 @@ from kvfs.objects.object_info import Facts
 
 
 class NoSuchBucket(NotFound):
-    """There is no namespace of that name; `bucket` is empty where the request's own is meant."""
+    """There is no namespace of that name; `bucket` is empty if the request's own is meant."""
 
     def __init__(self, message: str, bucket: str = "") -> None:
         super().__init__(message)
@@ -35,15 +35,15 @@ class NoSuchUpload(NotFound):
 
 
 class WrittenElsewhere(NoSuchKey, OtherVersion):
-    """Its content is being changed on another node, in a bucket where that is a miss."""
+    """Its content is being changed on another node, in a bucket in which that is a miss."""
 
 
 class Unheld(NoSuchKey, Unreached):
-    """Nobody who has its data answers, in a bucket where that is a miss."""
+    """No node that has its data answers, in a bucket in which that is a miss."""
 
 
 class MarkedDeleted(NoSuchKey, OtherVersion):
-    """A delete marker is what was asked for, or stands for the object."""
+    """A delete marker is the requested version, or stands for the object."""
 
     def __init__(self, message: str, version: str, *, latest: bool) -> None:
         super().__init__(message)
@@ -65,8 +65,8 @@ class PreconditionFailed(Conflict):
 
 
 class NotAnObject(Conflict):
-    """The mount has something else than a file under the key: a symbolic link, a fifo, a socket
-    or a device."""
+    """The mount has something other than a file under the key: a symbolic link, a fifo, a socket or
+    a device."""
 
 
 class Locked(AccessDenied):
@@ -82,7 +82,7 @@ class NotHere(Unavailable):
 
 
 class _OfPart(Exception):
-    """An error of the part with this number; 0: of none in particular. `etag` as the caller has
+    """An error of the part with this number; 0: of none in particular. `etag` as the caller gave
     it."""
 
     def __init__(self, message: str, number: int = 0, etag: str = "", size: int = 0) -> None:
@@ -93,11 +93,11 @@ class _OfPart(Exception):
 
 
 class InvalidPart(_OfPart, Invalid):
-    """A part that is to be put together is missing, or another one than it was said to be."""
+    """A part to be assembled is missing, or differs from the one that the client named."""
 
 
 class PartOrder(Invalid):
-    """The parts to put together are not in ascending order."""
+    """The parts to be assembled are not in ascending order."""
 
 
 class PartTooSmall(_OfPart, Invalid):

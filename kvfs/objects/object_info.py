@@ -12,15 +12,15 @@ class Facts(NamedTuple):
     ino: int
     inode: Inode
     etag: str
-    """Without quotes; empty for a delete marker."""
+    """The ETag without quotes; empty for a delete marker."""
     metadata: dict[str, str]
     """The metadata by the names of `object_attributes`."""
     version: str
-    """Its id; "null" where it was written while the bucket kept no versions."""
+    """Its id; "null" if it was written while the bucket kept no versions."""
     latest: bool
     delete_marker: bool
     data_mtime_ns: int = 0
-    """The mtime of the data file, where that was looked at."""
+    """The mtime of the data file, if that was read."""
 
     @property
     def size(self) -> int:

@@ -1,15 +1,15 @@
-"""Keys of objects, and the entries of the engine that they are.
+"""Keys of objects, and their entries in the engine.
 
 The segments of a key, split at '/', are names in the engine as they are, so that a depth-first scan
 meets keys in the order of their bytes. A segment of 480 bytes or more is continued in a directory
-that adds no '/' to the key (`name_escaping.SPLIT`). What else the system keeps beside objects has a
-NUL in its name:
+that adds no '/' to the key (`name_escaping.SPLIT`). Other entries of the system beside objects have
+a NUL in their names:
 
-| name | what |
+| name | content |
 |---|---|
 | segment, NUL, id | a version that is not the current one, or a delete marker |
 | NUL `uploads`, in a bucket's directory | a directory for each upload that was begun |
-| NUL `completed`, likewise | the results of uploads that were completed of late |
+| NUL `completed`, there too | the results of recently completed uploads |
 """
 
 from typing import Final, NamedTuple
@@ -26,7 +26,7 @@ class KeyPlace(NamedTuple):
     """The place of a key in its bucket."""
 
     directories: tuple[bytes, ...]
-    """Their names, from the top."""
+    """The names of its directories, from the top."""
     name: bytes
     """The name of the file; may be empty."""
 
@@ -44,7 +44,7 @@ def check_key(key: bytes) -> None:
 
 
 def place_of(key: bytes) -> KeyPlace:
-    """Split a key, or the start of one."""
+    """Splits a key, or the start of one."""
     *above, name = key.split(b"/")
     if len(key) < SPLIT:
         return KeyPlace(tuple(above), name)
@@ -57,7 +57,8 @@ def place_of(key: bytes) -> KeyPlace:
 
 
 def joined(prefix: bytes, directory: bytes) -> bytes:
-    """The start of all keys in a directory, from that of its parent's and its entry (with '/')."""
+    """Returns the start of all keys in a directory, from that of its parent's and its entry (with
+    '/')."""
     return prefix + (directory[:SPLIT] if is_continuation(directory) else directory)
 
 

@@ -1,8 +1,8 @@
-"""The objects of one store: what the S3 front door calls.
+"""The objects of one store: the interface of the S3 front door.
 
 Every method is blocking and may be called from any thread. A change survives SIGKILL once its
-method has returned, and in a durable bucket power loss; the node's mount has forgotten what was
-there before, unless Unavailable says that it did not answer in time (the change is committed then).
+method has returned, and in a durable bucket power loss; the node's mount has forgotten the earlier
+state, unless Unavailable says that it did not answer in time (the change is committed then).
 """
 
 import os
@@ -42,9 +42,9 @@ from kvfs.vfs.touches import Touches
 
 _DELETED_AT_ONCE: Final = 256
 _KEPT_METADATA: Final = 4096
-"""Characters: an object about which more is said is found anew each time."""
+"""Characters of metadata beyond which an object is found anew each time."""
 _OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "part-checksums"))
-"""Attributes of an object alone, and not of its copies; long ones go on in `parts.1` ..."""
+"""Attributes of an object alone, and not of its copies; long ones continue in `parts.1` ..."""
 
 
 class Doomed(NamedTuple):
@@ -71,7 +71,7 @@ class ObjectStore:
         self._stage = Drafts(opened, room, self._finisher)
         self._publisher = Publisher(opened, self._finisher, self._stage)
         self.cache = StoreCache(opened, keeps=_is_kept)
-        """What was read of the store; a front door keeps there what it reads besides."""
+        """Cached reads of the store; a front door keeps its own reads there too."""
         opener = ObjectOpener(opened, self._touches, self._link, self.cache)
         self.seals = Seals(opened, self._link)
         slots = Slots(opened, self._stage)
@@ -99,7 +99,7 @@ class ObjectStore:
         opened.files.keep_spares()
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Lets go of the store."""
         self._stage.give_back()
         self._touches.flush()
         self._finisher.close()
@@ -108,18 +108,18 @@ class ObjectStore:
 
     @property
     def session(self) -> session.Session:
-        """The session, for what else is kept in the same engine."""
+        """The session, for other records in the same engine."""
         return self._session
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is that of a node of a cluster: what is committed waits for another host."""
+        """Whether it belongs to a node of a cluster: commits wait for another host."""
         return self._session.mirrored is not None
 
     # ---- reading
 
     def find_many(self, bucket: bytes, wanted: Sequence[bytes]) -> list[Facts | None]:
-        """The current version of each key, None where there is none. Raises NoSuchBucket,
+        """Returns the current version of each key, None if there is none. Raises NoSuchBucket,
         Invalid."""
         boot = self._session.boot
         return self._session.read(
@@ -184,10 +184,11 @@ class ObjectStore:
         check: Check = anything,
         later: list[Changed] | None = None,
     ) -> Facts:
-        """Put the draft under its key, whole or not at all; the draft is spent, also by an error.
+        """Puts the draft under its key, whole or not at all; the draft is spent, even after an
+        error.
 
         `later`: the node is not told yet; its list is for `finish`, which tells of many commits in
-        one round trip, and before which nobody may be told of success.
+        one round trip, and before which no caller may be told of success.
 
         Raises what `check` raises, NoSuchBucket, TooLarge, NoSpace, ReadOnly, Unavailable,
         Conflict, OSError.
@@ -216,13 +217,13 @@ class ObjectStore:
         check: Check = anything,
         step: Step = go_on,
     ) -> Facts:
-        """Copy an object (bucket, key, version) to (bucket, key) without moving its bytes where the
+        """Copies an object (bucket, key, version) to (bucket, key) without moving its bytes if the
         filesystem can; onto itself in a bucket without versions, only its facts change.
 
-        `metadata` None: the source's, but locks and access list; `etag` None: the source's. `step`
-        is called with the bytes copied, every 64 MiB at least; what it raises ends the copy, and
-        nothing is left of it. Raises as `open` and `commit`; Conflict when the source was written
-        to meanwhile.
+        `metadata` None: the source's, except locks and access list; `etag` None: the source's.
+        `step` is called with the bytes copied, every 64 MiB at least; an exception of it ends the
+        copy, and nothing is left of it. Raises what `open` and `commit` raise; Conflict when the
+        source was written to meanwhile.
         """
         opened = self.open(*source)
         try:
@@ -252,8 +253,8 @@ class ObjectStore:
         version: str,
         change: Callable[[Facts], tuple[Metadata, Sequence[str]]],
     ) -> Facts:
-        """Change what is said about one version: `change` is given the facts and returns what to
-        set and which names to remove. Raises as `find`, and what `change` raises."""
+        """Changes the metadata of one version: `change` is given the facts and returns the
+        attributes to set and the names to remove. Raises what `find` and `change` raise."""
 
         def fn(t: Transaction, changed: Changed) -> Facts:
             moment = self._publisher.moment()
@@ -279,7 +280,7 @@ class ObjectStore:
         bypass: bool = False,
         later: list[Changed] | None = None,
     ) -> Deleted:
-        """Delete the current version, or one for good. `later`: as for `commit`. Raises
+        """Deletes the current version, or one for good. `later`: as for `commit`. Raises
         NoSuchBucket, Invalid, Locked, what `check` raises."""
         doomed = [Doomed(key, version, check)]
         (result,) = self.delete_many(
@@ -299,8 +300,8 @@ class ObjectStore:
         expired: bool = False,
         later: list[Changed] | None = None,
     ) -> list[Deleted | KvfsError]:
-        """As `delete` for each, with the error in its place. `expired`: whoever looks for them is
-        to be told that their time had come. Raises NoSuchBucket."""
+        """Like `delete` for each, with the error in its place. `expired`: callers that look for
+        them are told that they expired. Raises NoSuchBucket."""
         results: list[Deleted | KvfsError] = []
         durable = False
         for start in range(0, len(doomed), _DELETED_AT_ONCE):
@@ -335,8 +336,8 @@ class ObjectStore:
         versioning: str = "",
         bypass: bool = False,
     ) -> Deleted | None:
-        """As `delete`, for an event loop: None, and nothing is done, where that waits for the
-        disk, or for another host."""
+        """Like `delete`, for an event loop: None, and nothing is done, if that waits for the disk,
+        or for another host."""
         if self.is_shared:
             return None
 
@@ -401,15 +402,15 @@ class ObjectStore:
 
 
 def _is_kept(value: object) -> bool:
-    """Whether the cache keeps it: nothing that is not there, nor objects of long metadata."""
+    """Returns whether the cache keeps it: no absent objects, nor objects of long metadata."""
     if isinstance(value, Facts):
         return not value.metadata or sum(map(len, value.metadata.values())) <= _KEPT_METADATA
     return value is not None
 
 
 def _entries_of(bucket: Bucket, doomed: Sequence[Doomed], changed: Changed) -> list[bytes]:
-    """The entries by which deleted objects are known: the names that changed, directories that went
-    with them too, and versions."""
+    """Returns the entries by which deleted objects are known: the names that changed, directories
+    that went with them too, and versions."""
     names = [keys.file_entry(each.parent, each.name) for each in changed.changes]
     versions = [
         lookup.version_entry(bucket, each.key, each.version) for each in doomed if each.version

@@ -1,8 +1,8 @@
 """Opens objects for reading: a descriptor, and facts that agree with it.
 
-An open descriptor is the lease: what replaces or deletes the object only unlinks its data file.
-While a file is not sealed, its data file is the truth about size and time (a mount may be writing
-to it), so who sends it compares both again at the end: `OpenedObject.is_unchanged`.
+An open descriptor is the lease: replacing or deleting the object only unlinks its data file. While
+a file is not sealed, its data file is the truth about size and time (a mount may be writing to it),
+so a sender compares both again at the end: `OpenedObject.is_unchanged`.
 """
 
 import os
@@ -35,16 +35,16 @@ class OpenedObject(msgspec.Struct):
     fd: int
     facts: Facts
     coming: Callable[[int, int], None] | None = None
-    """Its data are on their way here: call it for (offset, length) before those bytes are read. It
-    blocks, and raises NoSuchKey (a miss), Corrupt, Busy, Unavailable, NoSpace."""
+    """Set while its data are on their way here: call it for (offset, length) before those bytes are
+    read. It blocks, and raises NoSuchKey (a miss), Corrupt, Busy, Unavailable, NoSpace."""
 
     @property
     def size(self) -> int:
         return self.facts.size
 
     def is_unchanged(self) -> bool:
-        """Whether the bytes read so far are those of the object that was opened: False where its
-        file was written in place meanwhile."""
+        """Returns whether the bytes read so far are those of the object that was opened: False if
+        its file was written in place meanwhile."""
         if self.coming is not None:
             return True
         found = os.fstat(self.fd)
@@ -62,8 +62,8 @@ class ObjectOpener:
         self._cache = cache
 
     def find(self, bucket: bytes, key: bytes, version: str, generation: int = NOW) -> Facts:
-        """One version, or a delete marker, as of that generation or newer. Raises NoSuchBucket,
-        NoSuchKey, NoSuchVersion, Invalid."""
+        """Returns one version, or a delete marker, as of that generation or newer. Raises
+        NoSuchBucket, NoSuchKey, NoSuchVersion, Invalid."""
         found = self._found(bucket, key, version, generation)
         if found.delete_marker or found.inode.flags & Flag.SEALED:
             return found
@@ -74,12 +74,13 @@ class ObjectOpener:
         return _as_data(found, data)
 
     def open(self, bucket: bytes, key: bytes, version: str) -> OpenedObject:
-        """A new descriptor of one version, whose data are brought where they are on another node.
-        Blocking. Raises as `find`, MarkedDeleted, Corrupt, Unavailable, NoSpace, OSError."""
+        """Returns a new descriptor of one version, whose data are fetched if they are on another
+        node. Blocking. Raises what `find` raises, MarkedDeleted, Corrupt, Unavailable, NoSpace,
+        OSError."""
         return self._open_fetched(bucket, key, version, self._fetch)
 
     def open_coming(self, bucket: bytes, key: bytes, version: str) -> OpenedObject:
-        """As `open`; a large object is read as its data come."""
+        """Like `open`; a large object is read as its data arrive."""
         return self._open_fetched(bucket, key, version, self._fetch_begun)
 
     def _open_fetched(
@@ -99,15 +100,16 @@ class ObjectOpener:
         return self._opener.open(_shown(key), look, fetch)
 
     def _fetch(self, facts: Facts) -> None:
-        """Have the object's data come; then look again. Raises NoSuchKey (a miss), Corrupt, Busy
-        (it is being written), Unavailable, NoSpace."""
+        """Fetches the object's data; then look again. Raises NoSuchKey (a miss), Corrupt, Busy (it
+        is being written), Unavailable, NoSpace."""
         try:
             self._opener.fetch(facts, _shown(facts.key))
         except (OtherVersion, Unreached) as missed:
             raise _as_key(missed) from None
 
     def _fetch_begun(self, facts: Facts) -> OpenedObject | None:
-        """The same; of a large object a descriptor of what comes, once its first bytes are here."""
+        """Does the same; for a large object returns a descriptor of the arriving file, once its
+        first bytes are here."""
         if facts.size <= SMALL_BYTES:
             self._fetch(facts)
             return None
@@ -128,7 +130,8 @@ class ObjectOpener:
     def open_here(
         self, bucket: bytes, key: bytes, version: str, generation: int = NOW
     ) -> OpenedObject:
-        """A new descriptor of one version. Raises as `find`, MarkedDeleted, NotHere, OSError."""
+        """Returns a new descriptor of one version. Raises as `find`, MarkedDeleted, NotHere,
+        OSError."""
         found = None
         for _ in range(_ATTEMPTS):
             found = self._found(bucket, key, version, generation)
@@ -151,8 +154,8 @@ class ObjectOpener:
             raise _as_key(missed) from None
 
     def reopen(self, seen: OpenedObject) -> OpenedObject | None:
-        """A new descriptor of what was opened before and is the same by the metadata; None where
-        its data file is not what it was then. Raises OSError."""
+        """Returns a new descriptor of an object that was opened before and is the same by the
+        metadata; None if its data file differs from then. Raises OSError."""
         facts = seen.facts
         try:
             opened = OpenedObject(
@@ -167,8 +170,8 @@ class ObjectOpener:
         return None
 
     def _was_overtaken(self, opened: OpenedObject) -> bool:
-        """Whether a sealed file was written to between the look at its record and that at its data
-        file. The record says so before the first byte changes; it is asked again only where the
+        """Returns whether a sealed file was written to between the reads of its record and of its
+        data file. The record says so before the first byte changes; it is read again only if the
         times differ, as in a store that was copied."""
         facts, inode = opened.facts, opened.facts.inode
         if not inode.flags & Flag.SEALED or facts.data_mtime_ns == inode.mtime_ns:
@@ -180,7 +183,7 @@ class ObjectOpener:
         return not now.flags & Flag.SEALED or now.mtime_ns != inode.mtime_ns
 
     def wanted(self, bucket: bytes, key: bytes) -> Wanted:
-        """The current version, for `StoreCache.look`."""
+        """Returns the current version, for `StoreCache.look`."""
         boot = self._session.boot
 
         def read(t: Transaction) -> Facts:
@@ -189,7 +192,7 @@ class ObjectOpener:
         return Wanted((bucket, key), read)
 
     def _found(self, bucket: bytes, key: bytes, version: str, generation: int) -> Facts:
-        """As the engine has it. Raises as `find`."""
+        """Returns the facts as the engine has them. Raises what `find` raises."""
         if not version:
             return self.current(bucket, key, generation)
         boot = self._session.boot
@@ -198,8 +201,8 @@ class ObjectOpener:
         )
 
     def current(self, bucket: bytes, key: bytes, generation: int) -> Facts:
-        """The record of the current version, as of that generation or newer; the same object while
-        it is the same. Raises as `find`."""
+        """Returns the record of the current version, as of that generation or newer; the same
+        object while it is the same. Raises what `find` raises."""
         entry = self._cache.entry((bucket, key))
         if entry is not None and entry.generation >= generation:
             known: Facts = entry.value
@@ -208,7 +211,7 @@ class ObjectOpener:
         return found
 
     def _open(self, found: Facts) -> OpenedObject | None:
-        """None when the data file has gone, or is not what the record says."""
+        """Returns None when the data file has gone, or differs from the record."""
         if found.delete_marker:
             raise marked_deleted(found)
         try:
@@ -227,7 +230,7 @@ class ObjectOpener:
 
 
 def marked_deleted(marker: Facts) -> MarkedDeleted:
-    """The error of who asks for the object that this delete marker stands for."""
+    """Returns the error for a request for the object that this delete marker stands for."""
     deleted = MarkedDeleted(
         f"{_shown(marker.key)} is deleted", marker.version, latest=marker.latest
     )
@@ -236,7 +239,7 @@ def marked_deleted(marker: Facts) -> MarkedDeleted:
 
 
 def _as_key(missed: OtherVersion | Unreached) -> NoSuchKey:
-    """The node's answer, as an answer about an object."""
+    """Returns the node's answer, as an answer about an object."""
     kind = WrittenElsewhere if isinstance(missed, OtherVersion) else Unheld
     error = kind(str(missed))
     error.at = missed.at
@@ -254,7 +257,7 @@ def _with_mtime(found: Facts, data: os.stat_result) -> Facts:
 
 
 def _as_data(found: Facts, data: os.stat_result) -> Facts:
-    """The facts as the data file has them."""
+    """Returns the facts as the data file has them."""
     inode = found.inode
     if (inode.size, inode.mtime_ns) == (data.st_size, data.st_mtime_ns):
         return _with_mtime(found, data)

@@ -1,4 +1,4 @@
-"""How a change of objects is committed, told to the node, and put on disk."""
+"""Commits changes of objects, tells them to the node, and puts them on disk."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Publisher:
         fn: Callable[[Transaction, WrittenData, Changed], T],
         later: list[Changed] | None = None,
     ) -> T:
-        """`Drafts.publish` of one body, by what `fn` does with it, in the order of the versions
+        """Does `Drafts.publish` for one body, by `fn`, in the order of the versions
         (`in_order`)."""
 
         def place(written: Sequence[WrittenData], t: Transaction, changed: Changed) -> T:
@@ -44,7 +44,7 @@ class Publisher:
         return self._stage.publish([body], place, later)
 
     def change_synced(self, bucket: Bucket, fn: Callable[[Transaction, Changed], T]) -> T:
-        """As `change`, and of a durable bucket on disk before anybody is told."""
+        """Like `change`; in a durable bucket the change is on disk before anybody is told."""
         later: list[Changed] = []
         result = self.change(fn, later)
         if bucket.durable:
@@ -53,9 +53,9 @@ class Publisher:
         return result
 
     def in_order(self, written: WrittenData, put: Callable[[WrittenData], T]) -> T:
-        """Put a body in a transaction; where it was written before the version that it follows,
-        which others committed meanwhile, its file is given that one's mtime first. Raises what
-        `put` raises, OSError."""
+        """Puts a body in a transaction; if it was written before the version that it follows, which
+        others committed meanwhile, its file is given that one's mtime first. Raises what `put`
+        raises, OSError."""
         try:
             return put(written)
         except TooOld as error:
@@ -73,11 +73,10 @@ class Publisher:
         return written._replace(mtime_ns=mtime_ns)
 
     def sync_if_durable(self, ino: int) -> None:
-        """Has everything committed so far on disk when it returns, if that inode's bucket is
-        durable."""
+        """Puts everything committed so far on disk, if that inode's bucket is durable."""
         if self._session.read(lambda t: lookup.bucket_of(t, namespace_of(ino))).durable:
             self._session.sync()
 
     def moment(self) -> Moment:
-        """Now, in this boot."""
+        """Returns the present time, in this boot."""
         return Moment(session.now_ns(), self._session.boot)

@@ -1,6 +1,6 @@
 """Moves ranges of bytes between data files, by the kernel.
 
-Tried in this order: FICLONERANGE (shares the blocks, where offsets and length are multiples of the
+Tried in this order: FICLONERANGE (shares the blocks, if offsets and length are multiples of the
 filesystem's block), copy_file_range, sendfile. `step` as in `kvfs.session.byte_transfer`.
 """
 
@@ -21,8 +21,8 @@ _CANNOT: Final = frozenset(
 
 
 def copy_range(source: int, offset: int, size: int, target: int, at: int, step: Step) -> int:
-    """Copy `size` bytes from `offset` of one file to `at` of another; the bytes copied, fewer where
-    the source ends before. Raises OSError."""
+    """Copies `size` bytes from `offset` of one file to `at` of another; returns the bytes copied,
+    fewer if the source ends before. Raises OSError."""
     if _clone(source, offset, size, target, at):
         return size
     done = 0

@@ -1,15 +1,16 @@
-"""Files whose ETag is to be the MD5 that their seal gives them, when somebody asks for it before.
+"""Files whose ETag is to be the MD5 that their seal gives them, when it is asked for before.
 
 In a namespace whose ETags are `md5-all` (`tree.etags`) a file that was closed a moment ago has no
 ETag yet. A process that is to tell one has the node seal the file at once, and waits:
 
-| the file | what is told |
+| the file | the told ETag |
 |---|---|
 | is sealed in time | its MD5 |
-| is in use: somebody has it open or mapped for writing | a computed ETag, until the last close |
-| is not sealed in time: it is long, or the node has much to do | a computed ETag, kept for good |
+| is in use: it is open or mapped for writing | a computed one, until the last close |
+| is not sealed in time: it is long, or the node has much to do | a computed one, kept for good |
 
-What is open for writing may have other content at any moment, and is no version that lasts.
+A file that is open for writing may have other content at any moment, and is no version that
+lasts.
 """
 
 import time
@@ -27,7 +28,7 @@ from kvfs.vfs.node_client import Link
 
 T = TypeVar("T")
 PATIENCE_S: Final = 20.0
-"""SDKs wait a minute for an answer."""
+"""Patience with a seal: SDKs wait a minute for an answer."""
 _ATTEMPTS: Final = 8
 
 
@@ -39,7 +40,7 @@ class Seals:
         self._link = link
 
     def is_awaited(self, bucket: bytes, facts: Facts) -> bool:
-        """Whether the ETag of a version is not final, and may be waited for."""
+        """Returns whether the ETag of a version is not final, and may be waited for."""
         if facts.inode.flags & Flag.SEALED:
             return False
         if facts.etag != etags.computed(facts.ino, facts.inode):  # it was given one
@@ -47,9 +48,9 @@ class Seals:
         return self._session.read(lambda t: _is_awaited(t, bucket, facts))
 
     def settled(self, look: Callable[[], T], awaited: Callable[[T], Mapping[int, str]]) -> T:
-        """The result of `look`, with ETags that stay. `awaited` names the files in a result that
-        are not sealed (inode numbers), and the ETags that it tells of them. Blocking. Raises what
-        `look` raises, Unavailable."""
+        """Returns the result of `look`, with ETags that stay. `awaited` names the files in a result
+        that are not sealed (inode numbers), and their ETags in it. Blocking. Raises what `look`
+        raises, Unavailable."""
         until = time.monotonic() + PATIENCE_S
         in_use: set[int] = set()
         found = look()
@@ -65,7 +66,7 @@ class Seals:
         return found
 
     def _keep(self, told: Mapping[int, str]) -> bool:
-        """Whether all of these are the ETags of their files from now on."""
+        """Returns whether all of these are the ETags of their files from now on."""
         kept = self._session.write(lambda t: [sealed_etags.keep(t, *each) for each in told.items()])
         return all(kept)
 

@@ -1,12 +1,12 @@
-"""One cache of what a process has read of a store: buckets, objects, the holders of keys.
+"""The cache of what a process has read of a store: buckets, objects, the holders of keys.
 
-With each value stands what was read to find it. While no commit to the metadata was made, by
-whichever process, it is as it was (`EmbeddedEngine.generation`); after one its reads are made again
-and compared, which takes a fraction of decoding them. So nothing stale is told, and a caller that
-was given the same object twice knows that nothing about it has changed.
+Each value is kept with the reads that found it. While no process has committed to the metadata, it
+is as it was (`EmbeddedEngine.generation`); after a commit its reads are made again and compared,
+which takes a fraction of decoding them. So nothing stale is told, and a caller that was given the
+same object twice knows that nothing about it has changed.
 
-A request asks for the generation once, when it comes, and everything that it is told is as of that
-or newer. What of it is to be read is read in one transaction (`StoreCache.look`).
+A request asks for the generation once, when it comes, and everything that it gets is as of that or
+newer. Its reads are made in one transaction (`StoreCache.look`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,10 @@ from kvfs.session.session import Session
 V = TypeVar("V")
 Pair = tuple[bytes, bytes]
 Name = bytes | tuple[bytes, bytes] | tuple[str, str]
-"""Of a bucket; of an object: bucket and key; of a key's holder: access key and session token."""
+"""The name of a bucket; of an object: bucket and key; of a key's holder: access key and session
+token."""
 NOW: Final = 1 << 64
-"""A generation that never comes: whether a value is valid is looked at anew."""
+"""A generation that never comes: the validity of a value is checked anew."""
 _LIMIT: Final = 8192
 
 
@@ -49,7 +50,7 @@ class _Scan:
 
 
 class _Noting:
-    """A transaction that notes what it reads."""
+    """A transaction that notes its reads."""
 
     __slots__ = ("_t", "keys", "node", "scans", "values")
 
@@ -99,10 +100,10 @@ class Entry:
         self._scans = reads.scans
         self.value = value
         self.shown: Any = None
-        """What somebody made of the value, and keeps while it is the same."""
+        """A result derived from the value, kept while it is the same."""
 
     def is_same(self, t: Transaction) -> bool:
-        """Whether all of it would be read again."""
+        """Returns whether all of it would be read again."""
         if list(map(t.get, self._keys)) != self._values:
             return False
         for scan in self._scans:  # noqa: SIM110 -- a generator costs a call for each
@@ -112,7 +113,7 @@ class Entry:
 
 
 class Wanted(NamedTuple):
-    """A value that a request will ask for, and how it is read."""
+    """A value that a request will ask for, and the function that reads it."""
 
     name: Name
     read: Callable[[Transaction], Any]
@@ -133,13 +134,13 @@ class StoreCache:
         self._keeps = keeps
         self._entries: dict[Name, Entry] = {}
         self.entry = self._entries.get
-        """The entry of a name, however old; None: there is none."""
+        """Returns the entry of a name, however old; None: there is none."""
         self.generation = session.generation
-        """The generation now. Raises as `Session.generation`."""
+        """Returns the present generation. Raises what `Session.generation` raises."""
 
     def get(self, name: Name, read: Callable[[Transaction], V], generation: int = NOW) -> V:
-        """The result of `read` as of this generation or newer; the same object while that is the
-        same. Raises what it raises, and as `Session.read`."""
+        """Returns the result of `read` as of this generation or newer; the same object while that
+        is the same. Raises what it raises, and what `Session.read` raises."""
         asked = self._session.generation() if generation == NOW else generation
         entry = self._entries.get(name)
         if entry is not None and entry.generation >= asked:
@@ -148,8 +149,9 @@ class StoreCache:
         return self._session.read(lambda t: self._read(t, name, read, asked))
 
     def look(self, generation: int, wanted: Sequence[Wanted]) -> None:
-        """Read in one transaction which of these values there are not as of this generation. What
-        cannot be read is left to who asks for it. Raises as `Session.read`."""
+        """Reads in one transaction those of these values that are missing as of this generation. A
+        value that cannot be read is left to the caller that asks for it. Raises what `Session.read`
+        raises."""
         stale = [
             each
             for each in wanted
@@ -185,7 +187,7 @@ class StoreCache:
         return value
 
     def replace(self, name: Name, value: V, better: V) -> None:
-        """Keep `better` in place of `value`, if that is kept; it follows from the same reads."""
+        """Keeps `better` in place of `value`, if that is kept; it follows from the same reads."""
         entry = self._entries.get(name)
         if entry is not None and entry.value is value:
             entry.value = better

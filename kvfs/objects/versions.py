@@ -1,7 +1,7 @@
 """The ids of versions: 22 characters, those of a later version sort first.
 
 The first 11 hold the time (nanoseconds since the epoch, complemented) in a base 64 whose digits are
-in the order of ASCII, the others are random, or `null` for the version of who wrote while the
+in the order of ASCII, the others are random, or `null` for a version that was written while the
 bucket kept no versions: such a one has the id "null" to the outside, and at most one exists for a
 key. Times are made to grow from version to version of one key, whatever the clock says.
 """
@@ -21,12 +21,12 @@ _NULL_END: Final = b"null"
 
 
 def make(time_ns: int, *, null: bool) -> bytes:
-    """A new id."""
+    """Returns a new id."""
     return _encode(_END - time_ns, _TIME) + (_NULL_END if null else _random())
 
 
 def time_of(version: bytes) -> int:
-    """The time that `make` was given."""
+    """Returns the time that `make` was given."""
     value = 0
     for digit in version[:_TIME]:
         value = value << 6 | _VALUES[digit]
@@ -34,7 +34,7 @@ def time_of(version: bytes) -> int:
 
 
 def is_valid(version: bytes) -> bool:
-    """Whether `make` could have made it."""
+    """Returns whether `make` could have made it."""
     return len(version) == _TIME + _RANDOM and all(digit in _VALUES for digit in version)
 
 
@@ -43,12 +43,13 @@ def is_null(version: bytes) -> bool:
 
 
 def outside(version: bytes) -> str:
-    """As callers know it."""
+    """Returns the id as callers know it."""
     return NULL if is_null(version) else version.decode("ascii")
 
 
 def entry_name(name: bytes, version: bytes) -> bytes:
-    """Under which a version of the file `name` is kept that is not the current one."""
+    """Returns the name under which a version of the file `name` is kept that is not the current
+    one."""
     return name + NUL + version
 
 

@@ -5,10 +5,10 @@
 | regular files | FICLONE (shares the blocks), copy_file_range, sendfile |
 | regular file to anything | sendfile |
 | pipe to anything | splice |
-| what none of these can | a reused buffer of 1 MiB |
+| any others | a reused buffer of 1 MiB |
 
 Holes stay holes between regular files. `step` is called with the bytes moved so far, at least every
-64 MiB; what it raises ends the transfer.
+64 MiB; an exception of it ends the transfer.
 """
 
 import errno
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 Step = Callable[[int], None]
-"""Called with the bytes moved; what it raises ends the copy."""
+"""Called with the bytes moved; an exception of it ends the copy."""
 _FICLONE: Final = 0x40049409
 _PART_BYTES: Final = 64 << 20
 _BUFFER_BYTES: Final = 1 << 20
@@ -44,8 +44,8 @@ def go_on(_: int) -> None:
 
 
 def copy(source: int, target: int, step: Step) -> int:
-    """Everything from `source`, from its start where it is a regular file; the bytes moved, or the
-    size where they are files. A regular target is empty. Raises OSError."""
+    """Copies everything from `source`, from its start if it is a regular file; returns the bytes
+    moved, or the size of files. A regular target must be empty. Raises OSError."""
     kind = os.fstat(source).st_mode
     if not stat.S_ISREG(kind):
         return _stream(source, target, step, splicing=stat.S_ISFIFO(kind))
@@ -80,7 +80,7 @@ def _clone(source: int, target: int) -> bool:
 
 
 def _extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of what is not a hole."""
+    """Yields (start, end) of each extent that is no hole."""
     end = 0
     while end < size:
         try:
@@ -96,7 +96,7 @@ def _extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy_range(source: int, target: int, step: Step, at: int, end: int) -> tuple[int, bool]:
-    """How far it came, and whether the kernel can do this between the two at all."""
+    """Returns how far it came, and whether the kernel can do this between the two at all."""
     while at < end:
         try:
             count = os.copy_file_range(source, target, min(end - at, _PART_BYTES), at, at)
@@ -112,8 +112,7 @@ def _copy_range(source: int, target: int, step: Step, at: int, end: int) -> tupl
 
 
 def _send(source: int, target: int, step: Step, at: int, end: int, place: int | None) -> int:
-    """Copies by sendfile: to the target's offset `place`, or to its present one where that is
-    None."""
+    """Copies by sendfile: to the target's offset `place`, or to its present one if that is None."""
     if place is not None:
         os.lseek(target, place, os.SEEK_SET)
     first = at
@@ -149,7 +148,8 @@ def _stream(source: int, target: int, step: Step, *, splicing: bool) -> int:
 
 
 def _pump(source: int, target: int, step: Step, moved: int) -> int:
-    """The fallback: through a buffer of this process, which is reused. The bytes moved in all."""
+    """Copies through a buffer of this process, which is reused: the fallback. Returns the bytes
+    moved in all."""
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     while count := os.readv(source, [buffer]):
         done = 0

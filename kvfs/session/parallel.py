@@ -8,11 +8,11 @@ from kvfs.session.session import WORKERS, Session
 
 T = TypeVar("T")
 Step = Callable[[int], None]
-"""Called with the bytes moved so far, by the caller's thread; what it raises ends the work."""
+"""Called with the bytes moved so far, by the caller's thread; an exception of it ends the work."""
 
 
 def nothing(_: int) -> None:
-    """The `Step` of who does not want to know."""
+    """The `Step` of a caller that does not want to know."""
 
 
 def each(
@@ -24,8 +24,8 @@ def each(
     alone_below: int,
     step: Step,
 ) -> None:
-    """Do the job for each item, here and in threads of the session; alone where all `sizes`
-    together are below `alone_below`.
+    """Does the job for each item, here and in threads of the session; alone if all `sizes` together
+    are below `alone_below`.
 
     The first error of a job, or of `step`, or an interrupt, is raised when no thread is at work any
     more, and none will be: then the others are not done, or not all.
@@ -75,7 +75,7 @@ class _Helpers:
         self._is_over = False
 
     def come(self) -> bool:
-        """False: it is over, there is nothing to do any more."""
+        """Counts a helper. False: it is over, there is nothing to do any more."""
         with self._changed:
             self._there += not self._is_over
             return not self._is_over
@@ -86,15 +86,15 @@ class _Helpers:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nobody comes any more; returns when nobody is there."""
+        """Admits no more helpers; returns when none is there."""
         with self._changed:
             self._is_over = True
             self._changed.wait_for(lambda: not self._there)
 
 
 def _settle(helpers: _Helpers, errors: list[BaseException]) -> None:
-    """Also an interrupt does not leave before the threads: they hold descriptors that are closed
-    next, and write into memory of the caller."""
+    """Waits for the threads, even after an interrupt: they hold descriptors that are closed next,
+    and write into memory of the caller."""
     while True:
         try:
             helpers.end()

@@ -25,7 +25,7 @@ _OF_NAMES: Final = (
 
 
 def parse(path: Path) -> tuple[bytes, ...]:
-    """The names that the path consists of; none for `/`. Empty parts and `.` are skipped.
+    """Returns the names that the path consists of; none for `/`. Empty parts and `.` are skipped.
 
     Raises Invalid for a NUL byte.
     """
@@ -36,8 +36,8 @@ def parse(path: Path) -> tuple[bytes, ...]:
 
 
 def parse_name(path: Path) -> tuple[tuple[bytes, ...], bytes]:
-    """The names of the directory, and the last one. Raises Invalid for `/` itself and for `..` at
-    the end."""
+    """Returns the names of the directory, and the last one. Raises Invalid for `/` itself and for
+    `..` at the end."""
     parts = parse(path)
     if not parts or parts[-1] == b"..":
         raise Invalid(f"{joined(parts)} has no name that could be given or taken")
@@ -45,7 +45,7 @@ def parse_name(path: Path) -> tuple[tuple[bytes, ...], bytes]:
 
 
 def encode(path: Path) -> bytes:
-    """The bytes of a path. Raises Invalid for anything that is none."""
+    """Returns the bytes of a path. Raises Invalid for anything else."""
     try:
         if isinstance(path, str):
             return path.encode("utf-8", "surrogateescape")
@@ -59,7 +59,7 @@ def encode(path: Path) -> bytes:
 
 
 def encode_all(given: Sequence[Path]) -> list[bytes]:
-    """As `encode`, for many: half its price. Raises Invalid, as `several` too."""
+    """Like `encode`, for many: half its price. Raises Invalid, also what `several` raises."""
     try:
         return [
             path.encode("utf-8", "surrogateescape") if type(path) is str else encode(path)
@@ -70,26 +70,27 @@ def encode_all(given: Sequence[Path]) -> list[bytes]:
 
 
 def several(given: Sequence[Path]) -> Sequence[Path]:
-    """The same. Raises Invalid for a path in place of a list of them, which would be taken for one
-    of letters."""
+    """Returns the same. Raises Invalid for a path in place of a list of them, which would be taken
+    for one of letters."""
     if isinstance(given, str | bytes | os.PathLike):
         raise Invalid(f"{given!r} is one path: a list of paths is wanted")
     return given
 
 
 def shown(path: bytes) -> str:
-    """A path in a message."""
+    """Returns a path in a message."""
     return path.decode(errors="backslashreplace")
 
 
 def joined(parts: tuple[bytes, ...]) -> str:
-    """The path that consists of these names, in a message."""
+    """Returns the path that consists of these names, in a message."""
     return shown(b"/" + b"/".join(parts))
 
 
 @contextlib.contextmanager
 def naming(*paths: tuple[bytes, ...]) -> Iterator[None]:
-    """Errors about names say the path, or from where to where, if they name none of them yet."""
+    """Makes errors about names tell the path, or from where to where, if they name none of them
+    yet."""
     try:
         yield
     except _OF_NAMES as error:
@@ -100,9 +101,9 @@ def naming(*paths: tuple[bytes, ...]) -> Iterator[None]:
 
 
 def _renamed(error: KvfsError, text: str) -> KvfsError:
-    """The same with another message. Whoever raises it has no name for it: the error would hold his
-    frame, which held the error, and a view of the engine with it until the garbage collector
-    came."""
+    """Returns the same with another message. The caller raises it without a name for it: the error
+    would hold the frame, which held the error, and a view of the engine with it until the garbage
+    collector came."""
     renamed = type(error)(text)
     if isinstance(error, NotFound):
         renamed.at = error.at  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""Transactions of a process beside a node of a cluster, whose metadata are a mirror.
+"""Transactions of a process beside a node of a cluster, whose metadata are a replica.
 
-What is read lies on this host, and is as new as its namespace demands (`kvfs.cluster.coherence`):
-the node catches up before a strict namespace is looked into, and a cache's names are misses while
-the node does not hear the engine. The node commits our writes for us, and its mount has forgotten
-what was there when it answers.
+Reads are made on this host, and are as new as their namespace demands (`kvfs.cluster.coherence`):
+the node catches up before a strict namespace is read, and a cache's names are misses while the node
+does not hear the engine. The node commits our writes for us, and its mount has forgotten the
+earlier state when it answers.
 """
 
 import base64
@@ -32,15 +32,15 @@ _MOST_BYTES: Final = control.LINE_LIMIT * 3 // 4 - 4096
 _DEADLINE_S: Final = 30.0
 """The node waits for the engine for ten seconds, and then for its mount's kernel."""
 _OF_THE_ENGINE: Final = (Unavailable, Conflict, TooLarge)
-"""Errors that say nothing of what is in the metadata."""
+"""Errors that tell nothing about the metadata."""
 
 
 class _Behind(Exception):
-    """The mirror has to catch up before this is read."""
+    """The replica has to catch up before this is read."""
 
 
 class _Checked:
-    """A view that is left where it turns to a namespace which the mirror may be behind in."""
+    """A view that is left when it turns to a namespace in which the replica may be behind."""
 
     __slots__ = ("_is_believed", "_t", "get_many", "node", "scan", "scan_keys")
 
@@ -59,7 +59,7 @@ class _Checked:
         return value
 
     def _look(self, entry: bytes | None) -> None:
-        """Looks at a namespace. Raises Unreached where all in it is a miss."""
+        """Looks at a namespace. Raises Unreached if everything in it is a miss."""
         if entry is None:
             raise _Behind
         record = self._t.get(keys.namespace(namespace_of(keys.unpack_u64(entry))))
@@ -86,7 +86,7 @@ class ReplicaTransactions:
         self._node = control.ControlClient(store.socket)
 
     def read(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on the mirror `engine`. Raises what it raises, Unreached, Unavailable."""
+        """Runs `fn` on the replica `engine`. Raises what it raises, Unreached, Unavailable."""
         try:
             return engine.read_now(lambda t: fn(_Checked(t, self.is_believed)))
         except _Behind:
@@ -94,9 +94,9 @@ class ReplicaTransactions:
         return engine.read_now(fn)
 
     def write(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on the mirror, and have the node commit it. Raises what it raises, Unavailable
-        (it may be committed or not), Conflict, TooLarge; Busy where another node may be making
-        files in a directory that `fn` removes, and does not answer."""
+        """Runs `fn` on the replica, and has the node commit it. Raises what it raises, Unavailable
+        (it may be committed or not), Conflict, TooLarge; Busy if another node may be making files
+        in a directory that `fn` removes, and does not answer."""
         end = time.monotonic() + _DEADLINE_S
         while True:
             try:
@@ -119,16 +119,17 @@ class ReplicaTransactions:
         return process_transactions.ask(engine, fn, self._propose, most_bytes=_MOST_BYTES)
 
     def is_believed(self) -> bool:
-        """Whether the node heard the engine of late."""
+        """Returns whether the node heard the engine of late."""
         return now() - heard_at(self._store.heard) < CACHE_S
 
     def catch_up(self) -> None:
-        """The mirror holds all that was committed before the call. Raises Unavailable."""
+        """Returns when the replica holds everything that was committed before the call. Raises
+        Unavailable."""
         self._ask("catch_up", {})
 
     def must_catch_up(self, t: Transaction, name: bytes) -> bool:
-        """Whether what is looked for in a namespace asks for that. Raises Unreached where all in
-        it is a miss."""
+        """Returns whether a look-up in a namespace needs that. Raises Unreached if everything in it
+        is a miss."""
         try:
             _Checked(t, self.is_believed).get(keys.directory_entry(ROOT_INODE, name))
         except _Behind:
@@ -140,12 +141,12 @@ class ReplicaTransactions:
         self._ask("sync", {})
 
     def claim(self, job: str) -> bool:
-        """Whether this node does a job that one node of the cluster at a time may do. Raises
-        Unavailable."""
+        """Takes a job that only one node of the cluster at a time may do; returns whether this node
+        does it. Raises Unavailable."""
         return bool(self._ask("claim", {"job": job}))
 
     def close(self) -> None:
-        """Close the connection to the node."""
+        """Closes the connection to the node."""
         self._node.close()
 
     def _propose(self, packed: bytes) -> bool:

@@ -6,10 +6,10 @@ right to write, and disturbs nobody.
 
 Invariants
 - The engine is exchanged only while no transaction of this process is inside.
-- LMDB does not survive a fork: the engine is closed before, and opened again by whichever process
-  uses the session next.
+- LMDB does not survive a fork: the engine is closed before, and the process that uses the session
+  next opens it again.
 
-On the store of a node of a cluster the engine is a mirror: what is written goes through the node
+On the store of a node of a cluster the engine is a metadata replica: writes go through the node
 (`replica_transactions`).
 """
 
@@ -56,7 +56,7 @@ class Author(NamedTuple):
 
 
 def now_ns() -> int:
-    """The time by the coarse clock, as the kernel stamps data files."""
+    """Returns the time by the coarse clock, as the kernel stamps data files."""
     return time.clock_gettime_ns(_CLOCK)
 
 
@@ -68,31 +68,31 @@ class Session:
         self.boot = places.boot_of(store)
         self.files = TieredFiles(store)
         self.gone = GoneNames(store.gone)
-        """Why names went, as the node and other processes of this store have it."""
+        """The reasons why names went, shared with the node and other processes of this store."""
         self.clients = 0
-        """How many share it; `acquire` and `release` count."""
+        """The number of clients that share it; `acquire` and `release` count."""
         self._engine: EmbeddedEngine | None = None
         self._writable = False
         self._refused: ReadOnly | None = None
         self._lock = threading.Lock()
         self._gate = threading.Condition(self._lock)
-        """The condition of the same lock, which is taken by itself where nobody waits: half the
+        """The condition of the same lock, which is taken by itself if nobody waits: half the
         price."""
         self._inside = 0
         self._exchanging = False
-        """Nobody enters, and who leaves says so."""
+        """Whether nobody may enter, and those who leave say so."""
         self._pool: ThreadPoolExecutor | None = None
         self._mirrored: ReplicaTransactions | None = None
         self.checks_itself = True
-        """Whether `read` minds how new a mirror is; else whoever calls it does."""
+        """Whether `read` checks how new a replica is; else its callers do."""
 
     def author(self) -> Author:
-        """The author of inodes made now."""
+        """Returns the author of inodes made now."""
         return Author(os.geteuid(), os.getegid(), now_ns(), self.boot)
 
     def read(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on a read-only view. Raises what `fn` raises, Busy, Unavailable, Corrupt; beside
-        a node of a cluster also Unreached (see `ReplicaTransactions.read`)."""
+        """Runs `fn` on a read-only view. Raises what `fn` raises, Busy, Unavailable, Corrupt;
+        beside a node of a cluster also Unreached (see `ReplicaTransactions.read`)."""
         engine = self._enter(write=False)
         try:
             if self._mirrored is None or not self.checks_itself:
@@ -102,7 +102,7 @@ class Session:
             self._leave()
 
     def read_as_it_is(self, fn: Callable[[Transaction], T]) -> T:
-        """As `read`, of what this host has, however old it is beside a node of a cluster."""
+        """Like `read`, of this host's content, however old it is beside a node of a cluster."""
         engine = self._enter(write=False)
         try:
             return engine.read_now(fn)
@@ -111,7 +111,7 @@ class Session:
 
     @property
     def mirrored(self) -> ReplicaTransactions | None:
-        """Beside a node of a cluster, its mirror; None: beside a lone node. Raises Busy,
+        """The metadata replica of a node of a cluster; None: beside a lone node. Raises Busy,
         Unavailable, Corrupt."""
         if self._engine is None:
             self._enter(write=False)
@@ -128,8 +128,9 @@ class Session:
             return (self._exchange(False) if engine is None else engine).generation()
 
     def write(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` and commit: it survives SIGKILL when this returns. Raises as `read`, and
-        ReadOnly, NoSpace; beside a node of a cluster as `ReplicaTransactions.write`."""
+        """Runs `fn` and commits: it survives SIGKILL when this returns. Raises what `read` raises,
+        and ReadOnly, NoSpace; beside a node of a cluster what `ReplicaTransactions.write`
+        raises."""
         engine = self._enter(write=True)
         try:
             if self._mirrored is not None:
@@ -139,7 +140,7 @@ class Session:
             self._leave()
 
     def read_index(self, fn: Callable[[Index], T]) -> T:
-        """Look into the index of data files. Raises as `read`."""
+        """Looks into the index of data files. Raises what `read` raises."""
         engine = self._enter(write=False)
         try:
             return fn(Index(engine.database(INDEX_NAME)))
@@ -147,7 +148,7 @@ class Session:
             self._leave()
 
     def use_index(self, fn: Callable[[Index], None]) -> None:
-        """Change the index of data files. Raises as `write`."""
+        """Changes the index of data files. Raises what `write` raises."""
         engine = self._enter(write=True)
         try:
             fn(Index(engine.database(INDEX_NAME)))
@@ -155,8 +156,8 @@ class Session:
             self._leave()
 
     def sync(self) -> None:
-        """Every commit so far, of whichever process, survives power loss when this returns. Raises
-        as `write`, and Unavailable where the disk refuses."""
+        """Makes every commit so far, by any process, survive power loss. Raises what `write`
+        raises, and Unavailable if the disk refuses."""
         engine = self._enter(write=True)
         try:
             if self._mirrored is not None:
@@ -195,7 +196,7 @@ class Session:
                 self._gate.notify_all()
 
     def _exchange(self, write: bool) -> EmbeddedEngine:
-        """Open the engine, in place of the one that is open. The gate is held."""
+        """Opens the engine, in place of the one that is open. The gate is held."""
         if self._refused is not None:
             raise ReadOnly(str(self._refused))
         self._exchanging = True
@@ -213,7 +214,7 @@ class Session:
             self._gate.notify_all()
 
     def _settle(self) -> None:
-        """Wait until nobody is inside; threads that come meanwhile wait behind. The gate is
+        """Waits until nobody is inside; threads that come meanwhile wait behind. The gate is
         held."""
         while self._exchanging:
             self._gate.wait()
@@ -226,7 +227,7 @@ class Session:
             self._gate.notify_all()
 
     def _adopt(self, engine: EmbeddedEngine) -> None:
-        """Find out whose mirror it is, if it is one."""
+        """Finds out whether it is a replica, and of which node."""
         mark = engine.read_now(read_mark)
         if mark is None:
             return
@@ -266,7 +267,7 @@ class Session:
         return engine
 
     def close(self) -> None:
-        """Sync what was written and let go of the store."""
+        """Syncs what was written and lets go of the store."""
         with self._gate:
             self._settle()
             engine, self._engine = self._engine, None
@@ -281,7 +282,7 @@ class Session:
             engine.close()
 
     def before_fork(self) -> None:
-        """Close the engine; nobody enters until `after_fork`."""
+        """Closes the engine; nobody enters until `after_fork`."""
         self._gate.acquire()
         self._settle()
         engine, self._engine, self._writable = self._engine, None, False
@@ -293,7 +294,7 @@ class Session:
             log.error("closing the store %s before a fork: %s", self.store.root, error)
 
     def after_fork(self, *, child: bool) -> None:
-        """Threads of the parent are not in the child."""
+        """Admits others again; the parent's threads are not in the child."""
         if child:
             self._pool = None
             self.files.after_fork()
@@ -305,7 +306,7 @@ _lock = threading.Lock()
 
 
 def acquire(root: Path) -> Session:
-    """The session of the store in `root`; `release` gives it back.
+    """Returns the session of the store in `root`; `release` gives it back.
 
     Raises NotFound (no store there), Invalid, Corrupt.
     """
@@ -319,7 +320,7 @@ def acquire(root: Path) -> Session:
 
 
 def release(session: Session) -> None:
-    """One client fewer; the last one closes the session."""
+    """Counts one client fewer; the last one closes the session."""
     with _lock:
         session.clients -= 1
         if session.clients == 0:

@@ -1,9 +1,9 @@
 """Work aside, in a thread that no signal interrupts.
 
-An interrupt (Ctrl-C) is an exception between any two steps of the main thread: what a step opened
-is lost where the next one would have kept it, a lock of `threading` stays taken, and `Thread.join`
-takes a thread that runs for one that ended. So what opens, and what waits for threads, is done
-aside; whoever asked waits here, by C functions alone, which an interrupt leaves as they were.
+An interrupt (Ctrl-C) is an exception between any two steps of the main thread: an object that a
+step opened is lost before the next one would have kept it, a lock of `threading` stays taken, and
+`Thread.join` takes a thread that runs for one that ended. So opening, and waiting for threads, is
+done aside; the caller waits here, by C functions alone, which an interrupt leaves as they were.
 """
 
 import _thread
@@ -17,7 +17,7 @@ from kvfs.base.errors import NoSpace
 
 T = TypeVar("T")
 _NOTICE_S: Final = 0.5
-"""An interrupt that comes between the interpreter's last look for one and the wait itself does not
+"""An interrupt that comes between the interpreter's last check for one and the wait itself does not
 end the wait: it is noticed when that is over."""
 
 
@@ -40,8 +40,8 @@ def uninterrupted(work: Callable[[], T], discard: Callable[[T], object]) -> T:
 
 
 def next_within(waiting: "queue.SimpleQueue[T]") -> T | None:
-    """The next object, None where none came for a moment: so an interrupt is noticed soon, also one
-    that came as the wait began."""
+    """Returns the next object, None if none came for a moment: so an interrupt is noticed soon,
+    even one that came as the wait began."""
     try:
         return waiting.get(timeout=_NOTICE_S)
     except queue.Empty:
@@ -49,7 +49,7 @@ def next_within(waiting: "queue.SimpleQueue[T]") -> T | None:
 
 
 class Aside(Generic[T]):
-    """One piece of work. All but the work is called by one thread."""
+    """One piece of work. One thread calls everything except the work."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Aside(Generic[T]):
         self._found: list[T] = []
         self._error: BaseException | None = None
         self.is_left = False
-        """Nobody waits for what it returns any more: it is discarded aside."""
+        """Whether nobody waits for its result any more: it is discarded aside."""
         self._over = queue.SimpleQueue() if over is None else over
         self._process = os.getpid()
         # The thread's arguments are let go when it ends, also where it never came to run.
@@ -71,14 +71,14 @@ class Aside(Generic[T]):
         self._token = weakref.ref(self._tokens[0], self._over.put)
 
     def start(self) -> None:
-        """Once. Raises NoSpace."""
+        """Starts it, once. Raises NoSpace."""
         try:
             _thread.start_new_thread(self._run, (self._tokens.pop(),))
         except RuntimeError as error:
             raise NoSpace(f"no thread to work with: {error}") from None
 
     def result(self) -> T:
-        """When it ended. Raises what it raised; interrupted, at once."""
+        """Returns the result when it ended. Raises what it raised; interrupted, at once."""
         self._wait()
         # Else the traceback would hold this object, and all that it has, until it is collected.
         error, self._error = self._error, None
@@ -93,12 +93,13 @@ class Aside(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Also in a process that was forked meanwhile, which has no such thread."""
+        """Whether it is over; true also in a process that was forked meanwhile, which has no such
+        thread."""
         return self._token() is None or os.getpid() != self._process
 
     def leave(self) -> None:
-        """Wait until it ended, and discard what it returned; interrupted, it is discarded aside.
-        To be called once more then, to wait still: also an interrupt as it begins comes to that."""
+        """Waits until it ended, and discards its result; interrupted, it is discarded aside. To be
+        called once more then, to wait still: even an interrupt as it begins comes to that."""
         try:
             self._tokens.clear()
             self._wait()
@@ -129,6 +130,6 @@ class Aside(Generic[T]):
 
 
 class _Token:
-    """It lives until the thread ended."""
+    """An object that lives until the thread ended."""
 
     __slots__ = ("__weakref__",)

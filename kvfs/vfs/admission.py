@@ -3,13 +3,13 @@ there is none.
 
 Passthrough writes are not seen, so used space is sampled: every 50 ms while it changes, every
 second when nothing is written, and by creates themselves when they have used up the credit of the
-last sample. A create asks `pressed` (a dictionary look-up); only when it is goes it through
+last sample. A create asks `pressed` (a dictionary look-up); only if that is true does it go through
 `make_room`.
 
 Invariants
 - A used-space figure comes from `Accounting` alone.
-- Those who wait for one namespace go on in the order in which they came, each after a sample of its
-  own: the file of the one before counts already.
+- Creates that wait for one namespace go on in the order in which they came, each after a sample of
+  its own: the file of the one before counts already.
 - A durable namespace, and a store without evictable files, is refused at once; nobody waits without
   hope.
 """
@@ -36,7 +36,7 @@ DEADLINE_S: Final = 10.0
 
 
 class Admission:
-    """Says who may make files; the evictor tells it after each of its rounds."""
+    """Decides who may make files; the evictor reports to it after each of its rounds."""
 
     def __init__(self, engine: Engine, accounting: Accounting) -> None:
         self._engine = engine
@@ -57,11 +57,12 @@ class Admission:
         """Files that were refused for lack of space since the start."""
 
     def must_wait(self, namespace_id: int) -> bool:
-        """Whether `pressed` would say yes now; asking costs nothing."""
+        """Returns whether `pressed` would be true now; asking costs nothing."""
         return self._credit.get(namespace_id, 0) <= 0
 
     def pressed(self, namespace_id: int) -> bool:
-        """Whether a create or an open for writing in the namespace must go through `make_room`.
+        """Returns whether a create or an open for writing in the namespace must go through
+        `make_room`.
 
         Asked by each of them, so cheap: between two samples a namespace has credit for as many as
         fit in its free space at 64 MiB each.
@@ -79,7 +80,7 @@ class Admission:
         return False
 
     async def make_room(self, namespace_id: int, deadline_s: float = DEADLINE_S) -> None:
-        """Wait until the namespace has room for a new file.
+        """Waits until the namespace has space for a new file.
 
         Raises NoSpace, naming what is full, when nothing can be evicted or the deadline has passed.
         Cancelled: nothing happened.
@@ -93,11 +94,11 @@ class Admission:
             raise NoSpace(self._what_is_full(namespace_id))
 
     async def room_for(self, namespace_id: int, size: int) -> None:
-        """Wait until `size` bytes are free in the namespace, which the evictor sees to. A file of
-        as much as a credit is for takes one, as a new file does.
+        """Waits until `size` bytes are free in the namespace, which the evictor brings about. A
+        file as large as a credit takes one, as a new file does.
 
-        Raises NoSpace, naming what is full, when so much cannot be had or the deadline has passed.
-        Cancelled: nothing happened.
+        Raises NoSpace, naming what is full, when so much is not available or the deadline has
+        passed. Cancelled: nothing happened.
         """
         if size <= _CREDIT_BYTES and not self.pressed(namespace_id):
             return
@@ -115,12 +116,13 @@ class Admission:
             raise NoSpace(self._what_is_full(namespace_id))
 
     def lacking(self, number: int, space: Space) -> int:
-        """Bytes that those in `room_for` lack in a namespace, or in the store as a whole."""
+        """Returns the bytes that callers of `room_for` lack in a namespace, or in the store as a
+        whole."""
         wanted = sum(size for each, size in self._demands if number in (each, STORE))
         return space.used + wanted - space.capacity if wanted else 0
 
     async def sample(self) -> Census:
-        """Take the census, and give credit to those who make files accordingly."""
+        """Takes the census, and gives credit to creators of files accordingly."""
         began = time.perf_counter()
         census = await self._engine.read(self._accounting.census)
         self._cost_s = time.perf_counter() - began
@@ -144,14 +146,14 @@ class Admission:
         return census
 
     def round_ended(self, stuck: set[int]) -> None:
-        """The evictor has done what it could; `stuck` are the limits (namespaces, or STORE) that
-        are exceeded though nothing could be evicted."""
+        """Notes that the evictor has done what it could; `stuck` are the limits (namespaces, or
+        STORE) that are exceeded though nothing could be evicted."""
         self._stuck = frozenset(stuck)
         self._round.set()
         self._round = trio.Event()
 
     async def pause(self) -> None:
-        """Until the next sample is due, something is full, or, when idle, a file is made."""
+        """Waits until the next sample is due, something is full, or, when idle, a file is made."""
         assert self._census is not None
         writing = any(each.writers for each in self._census.namespaces.values())
         if self._census.store.used != self._used:
@@ -168,8 +170,8 @@ class Admission:
             await self._wake.wait()
 
     async def _wait_for_room(self, namespace_id: int) -> None:
-        """Until there is room, or no hope of it. The first round whose end we see may have begun
-        before what can go now could."""
+        """Waits until there is space, or no hope of it. The first round whose end we see may have
+        begun before files became evictable that are now."""
         await self.sample()
         rounds = 0
         while namespace_id in self._pressed:
@@ -190,21 +192,21 @@ class Admission:
         return census
 
     async def _round_in_vain(self, namespace_id: int) -> bool:
-        """After the next end of a round and another sample: whether waiting cannot help, by what
-        was so before that round and what is so now."""
+        """Returns, after the next end of a round and another sample, whether waiting cannot help,
+        by the state before that round and the present one."""
         await self._round.wait()
         hopeless = self._hopeless(namespace_id)
         await self.sample()
         return hopeless and self._hopeless(namespace_id)
 
     def _is_full(self, namespace_id: int) -> bool:
-        """Whether nothing more fits, as of the last sample."""
+        """Returns whether nothing more fits, as of the last sample."""
         assert self._census is not None
         return not self._census.space(namespace_id).free
 
     def _hopeless(self, namespace_id: int) -> bool:
-        """Whether waiting cannot help: what is full holds nothing evictable, nor anything that soon
-        will be."""
+        """Returns whether waiting cannot help: the full limit holds nothing evictable, nor anything
+        that soon will be."""
         census = self._census
         assert census is not None
         holding = census.namespaces.get(namespace_id)

@@ -7,16 +7,15 @@ under one version.
 | step | on disk | record | after a kill here |
 |---|---|---|---|
 | 1 second name | both names, one data file | old version | the new name: `stale_data_gc` finds it |
-| 1 on disk, where the record will count as that | the same | old version | the same |
+| 1 on disk, if the record will count as that | the same | old version | the same |
 | 2 recorded | both names | new version | the old name is one |
 | 3 old name unlinked | new name | new version | nothing to do |
 
-Where it is not known whether step 2 was done (its answer was lost), both names stay, as after a
-kill.
+If it is not known whether step 2 was done (its answer was lost), both names stay, as after a kill.
 
 Invariants
-- A version is used by one node alone: its lower bits are that node's number. So what a node left
-  behind at step 1 is never taken for what another node published.
+- Only one node uses a version: its lower bits are that node's number. So a data file that a node
+  left at step 1 is never taken for what another node published.
 """
 
 from collections.abc import Callable
@@ -45,20 +44,20 @@ class Overtaken(KvfsError):
 
 
 def check_follows(t: Transaction, ino: int, version: int) -> None:
-    """Raises Overtaken where another node than this one has published since that version."""
+    """Raises Overtaken if another node than this one has published since that version."""
     last = read_inode(t, ino).version
     if last != version and last & _NODE_MASK != unpack_node(t.node):
         raise Overtaken("another node has published newer content of the file")
 
 
 def next_version(version: int, node: bytes) -> int:
-    """The first one above it that is a node's own."""
+    """Returns the first version above it that is a node's own."""
     return ((version >> _NODE_BITS) + 1) << _NODE_BITS | unpack_node(node)
 
 
 async def name_draft(engine: Engine, files: DataFiles, ino: int, version: int) -> int:
-    """Make a data file of the draft that is to replace this version; the version that it has got,
-    which nobody has recorded."""
+    """Makes a data file of the draft that is to replace this version; returns its version, which
+    nobody has recorded."""
     node = await engine.read(lambda t: t.node)
     while True:
         following = next_version(version, node)
@@ -79,13 +78,13 @@ async def publish_anew(
     *,
     synced: bool = False,
 ) -> int:
-    """Give the data file of a version the next one, by `record(t, version)`, which raises Conflict
-    where the record has that or a later one: whoever publishes last has the last one. Returns it.
+    """Gives the data file of a version the next one, by `record(t, version)`, which raises Conflict
+    if the record has that or a later one: the last publisher has the last one. Returns it.
 
     `synced`: the record will count as on disk, so the name is on disk before it, which may be
     another one. Raises Overtaken (by `record`, see `check_follows`), Stale, Conflict (others
-    publish all the time), Unavailable, OSError. Where it is not known whether the engine took it,
-    the data file keeps both names.
+    publish all the time), Unavailable, OSError. If it is not known whether the engine took it, the
+    data file keeps both names.
     """
     for _ in range(_ATTEMPTS):
         inode, node, lasts = await engine.read(
@@ -116,7 +115,7 @@ async def publish_anew(
 
 
 async def _clear(engine: Engine, files: DataFiles, ino: int, version: int, new: int) -> None:
-    """Take a name that a kill left behind. Mostly it is another one of the data file itself; else
+    """Takes a name that a kill left behind. Usually it is another one of the data file itself; else
     its content may have been acknowledged by an engine that lost it."""
     kinds = await engine.read(kinds_of)
     put_away(files, kinds, ino, new, Reason.UNNAMED, version)

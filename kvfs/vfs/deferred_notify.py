@@ -1,8 +1,8 @@
 """Notices to the node that nobody waits for: gathered for a moment, so that many commits cost one
-round trip. Not for longer, nor of more bytes: the node can evict only what it knows.
+round trip. Not for longer, nor of more bytes: the node can evict only files that it knows.
 
-What a kill loses, the node finds by its own sweeps: new files by those that are not sealed, what
-lost its last link by the orphans.
+The node finds notices that a kill loses by its own sweeps: new files by those that are not sealed,
+inodes that lost their last link by the orphans.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ LIMIT_BYTES: Final = 8 << 20
 
 
 class Soon(Generic[T]):
-    """`tell` is called by a thread, with all that came within PERIOD_S. Any thread; `close` it."""
+    """Gathers notices. A thread calls `tell` with all that came within PERIOD_S. Any thread may use
+    it; `close` it."""
 
     def __init__(self, tell: Callable[[Sequence[T]], None]) -> None:
         self._tell = tell
@@ -30,7 +31,8 @@ class Soon(Generic[T]):
         self._begin()
 
     def add(self, items: Sequence[T], size_bytes: int) -> list[T]:
-        """Never waits. What the caller is to tell itself: nothing, or all, where that is much."""
+        """Adds notices, and returns those that the caller is to tell itself: none, or all, if they
+        are many. Never waits."""
         if self._pid != os.getpid():
             self._begin()
         self._gathered += items
@@ -45,7 +47,7 @@ class Soon(Generic[T]):
         return []
 
     def flush(self) -> None:
-        """All that was added before has been told when it returns. Raises what `tell` raises."""
+        """Returns when everything added before has been told. Raises what `tell` raises."""
         if self._pid != os.getpid():
             self._begin()
         with self._telling:
@@ -53,7 +55,7 @@ class Soon(Generic[T]):
                 self._tell(taken)
 
     def close(self) -> None:
-        """`flush`, and no thread is left; idempotent. Raises what `tell` raises."""
+        """Does `flush`, and leaves no thread; idempotent. Raises what `tell` raises."""
         try:
             self.flush()
         finally:
@@ -63,8 +65,8 @@ class Soon(Generic[T]):
                 self._thread.join()
 
     def _begin(self) -> None:
-        """Begins with nothing: in the child of a fork what was gathered is the parent's, and thread
-        and locks are not there."""
+        """Begins with nothing: in the child of a fork the gathered notices are the parent's, and
+        thread and locks are not there."""
         self._telling = threading.Lock()
         self._gathered = deque()
         self._bytes = 0
@@ -74,7 +76,7 @@ class Soon(Generic[T]):
         self._pid = os.getpid()
 
     def _taken(self) -> list[T]:
-        """All that has gathered. Each goes to one of the threads that ask at once."""
+        """Returns all gathered notices. Each goes to one of the threads that ask at once."""
         self._bytes = 0
         taken: list[T] = []
         with contextlib.suppress(IndexError):

@@ -1,4 +1,4 @@
-"""The holders of inodes in this process: the kernel's lookup counts, and open files.
+"""The holders of inodes in this process: the kernel's look-up counts, and open files.
 
 An inode that lost its last link stays until nobody holds it: the kernel may have looked it up and
 open it next (`os.replace` under concurrent opens), or it is open already. The counts live in memory
@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 
 def _nothing(_: int) -> None:
-    """Nobody keeps data files open beyond their handles."""
+    """Stands in where no data files are kept open beyond their handles."""
 
 
 def _any_content(_ino: int, _version: int) -> bool:
-    """Whatever is open may be of any version."""
+    """Stands in where an open file may be of any version."""
     return True
 
 
 def _unchanged(_: int) -> bool:
-    """Nobody has anything open."""
+    """Stands in where nothing is open."""
     return False
 
 
@@ -30,20 +30,20 @@ class Holders:
         self._writers: dict[int, int] = {}
         self._unrecorded: dict[int, int] = {}
         self.let_go: Callable[[int], None] = _nothing
-        """Asked before a file is evicted or its space is wanted back: whoever keeps its data file
-        open though no handle is, closes it."""
+        """Closes a data file that is kept open without a handle, before the file is evicted or its
+        space is wanted back."""
         self.has_content: Callable[[int, int], bool] = _any_content
-        """Whether this version's data file may be that of a file that is open."""
+        """Returns whether this version's data file may be that of an open file."""
         self.is_changed: Callable[[int], bool] = _unchanged
-        """Whether somebody has the file open, and may have changed what was published of it: its
-        data file is not what its record says until they have closed it."""
+        """Returns whether the file is open, and its published content may have been changed: its
+        data file differs from its record until it is closed."""
 
     def looked_up(self, ino: int, count: int = 1) -> None:
-        """The kernel was given this inode number in `count` replies."""
+        """Notes that the kernel was given this inode number in `count` replies."""
         self._lookups[ino] = self._lookups.get(ino, 0) + count
 
     def forgotten(self, ino: int, count: int) -> bool:
-        """The kernel gave back `count` references; True when none is left."""
+        """Notes that the kernel gave back `count` references; returns True when none is left."""
         left = self._lookups.get(ino, 0) - count
         if left > 0:
             self._lookups[ino] = left
@@ -52,11 +52,11 @@ class Holders:
         return True
 
     def opened(self, ino: int) -> None:
-        """A handle was opened."""
+        """Notes that a handle was opened."""
         self._opens[ino] = self._opens.get(ino, 0) + 1
 
     def released(self, ino: int) -> bool:
-        """A handle was released; True when none is left."""
+        """Notes that a handle was released; returns True when none is left."""
         left = self._opens.get(ino, 0) - 1
         if left > 0:
             self._opens[ino] = left
@@ -65,54 +65,54 @@ class Holders:
         return True
 
     def writing(self, ino: int, fd: int) -> None:
-        """The file is open for writing; `fd` reads its data file's st_blocks."""
+        """Notes that the file is open for writing; `fd` reads its data file's st_blocks."""
         self._writers[ino] = fd
 
     def not_writing(self, ino: int) -> None:
-        """No writable handle is left."""
+        """Notes that no writable handle is left."""
         self._writers.pop(ino, None)
 
     def unrecorded(self, ino: int) -> None:
-        """A data file of it came here, of which no record says so yet. Until one does it stays: a
-        record that is written behind its end would have others count on it."""
+        """Notes that a data file came here which no record names yet. Until one does it stays: a
+        record that is written behind its end would make others count on it."""
         self._unrecorded[ino] = self._unrecorded.get(ino, 0) + 1
 
     def recorded(self, ino: int) -> None:
-        """The record says so, or it was dropped."""
+        """Notes that it was recorded, or dropped."""
         left = self._unrecorded.pop(ino) - 1
         if left:
             self._unrecorded[ino] = left
 
     def is_recorded(self, ino: int) -> bool:
-        """Whether nothing that came of it waits for its record."""
+        """Returns whether no arrived data file of it waits for its record."""
         return ino not in self._unrecorded
 
     def keep(self, ino: int) -> bool:
-        """Whether somebody may still use the inode though its last link has gone."""
+        """Returns whether the inode may still be used though its last link has gone."""
         return ino in self._lookups or ino in self._opens
 
     def busy(self, ino: int) -> bool:
-        """Whether a handle is open."""
+        """Returns whether a handle is open."""
         return ino in self._opens
 
     def in_use(self, ino: int) -> bool:
-        """As `busy`, once what was kept open without a handle has been closed; or it came a moment
-        ago."""
+        """Like `busy`, after closing a file that was kept open without a handle; True also if it
+        arrived a moment ago."""
         if self.busy(ino) or not self.is_recorded(ino):
             return True
         self.let_go(ino)
         return False
 
     def writes(self, ino: int) -> bool:
-        """Whether a writable handle is open."""
+        """Returns whether a writable handle is open."""
         return ino in self._writers
 
     def writers(self) -> list[tuple[int, int]]:
-        """(inode, descriptor) of each file open for writing."""
+        """Returns (inode, descriptor) of each file open for writing."""
         return list(self._writers.items())
 
     def forget_all(self) -> list[int]:
-        """The mount has gone: drop every lookup count; the inodes that had one."""
+        """Drops every look-up count, since the mount has gone; returns the inodes that had one."""
         held = list(self._lookups)
         self._lookups.clear()
         return held

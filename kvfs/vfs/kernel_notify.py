@@ -3,13 +3,13 @@
 | message | forgotten | waits for |
 |---|---|---|
 | `entry` | one name, its absence too | the lock of its directory |
-| `removed` | likewise, and that its inode is there: who watches that is told | its lock too |
+| `removed` | the same, and that its inode exists: its watchers are told | its lock too |
 | `inode` | attributes | nothing |
-| `inode` with `pages` | a directory's listing too | who copies that listing to a program |
+| `inode` with `pages` | a directory's listing too | a copy of that listing to a program |
 | `EVERY_NAME` (Linux 6.16) | all names, absences too, at the next look at each | nothing |
 
-Whoever changes a directory holds its lock until the mount's server has answered. So names are
-forgotten one by one while that goes on, and all at once where it does not. Source of layouts and
+A program that changes a directory holds its lock until the mount's server has answered. So names
+are forgotten one by one while that works, and all at once if it does not. Source of layouts and
 numbers: Linux include/uapi/linux/fuse.h, protocol 7.45. Pure.
 """
 
@@ -40,31 +40,31 @@ EVERY_NAME: Final = _message(_INC_EPOCH, b"")
 
 
 def entry(parent: int, name: bytes) -> bytes:
-    """The kernel forgets what it knows of `name` in the directory."""
+    """Returns the message by which the kernel forgets what it knows of `name` in the directory."""
     return _message(_INVAL_ENTRY, _ENTRY.pack(parent, len(name), 0) + name + b"\0")
 
 
 def removed(parent: int, name: bytes, ino: int) -> bytes:
-    """As `entry`, of a name that was an inode's last: inotify's watches of it end, with
+    """Like `entry`, for a name that was an inode's last: inotify's watches of it end, with
     IN_DELETE_SELF and IN_IGNORED."""
     return _message(_DELETE, _REMOVED.pack(parent, ino, len(name), 0) + name + b"\0")
 
 
 def inode(ino: int, *, pages: bool) -> bytes:
-    """The kernel forgets an inode's attributes and, with `pages`, its content: of a directory, the
-    listing."""
+    """Returns the message by which the kernel forgets an inode's attributes and, with `pages`, its
+    content: of a directory, the listing."""
     return _message(_INVAL_INODE, _INODE.pack(ino, 0 if pages else -1, 0))
 
 
 def is_of_entry(message: bytes) -> bool:
-    """Whether `EVERY_NAME` says what this message says."""
+    """Returns whether `EVERY_NAME` covers this message."""
     kinds = (_INVAL_ENTRY, _DELETE)
     return len(message) > HEADER.size and HEADER.unpack_from(message)[1] in kinds
 
 
 def at_once(changes: Sequence[Change]) -> list[bytes]:
-    """All that shows these changes undone is forgotten, and every other name with it; listings
-    last."""
+    """Returns the messages by which everything that contradicts these changes is forgotten, and
+    every other name with it; listings last."""
     unlinked = {each.ino for each in changes if each.ino}
     return [
         EVERY_NAME,

@@ -1,9 +1,8 @@
-"""Counts what was looked for and is not there, by reason: the same decision for every door.
+"""Counts missing names that were looked for, by reason: the same decision for every door.
 
 The reason for which a name went is remembered (`datastore.removal_reasons`); without one, the error
-that was found says it (`policy.miss_reasons`). The mount counts in the node, each S3 worker in its
-own process, from where its supervisor collects it, and a client tells the node with what else it
-tells it.
+tells it (`policy.miss_reasons`). The mount counts in the node, each S3 worker in its own process,
+from where its supervisor collects it, and a client tells the node with its other notices.
 """
 
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ _LAST: Final = SLOTS - 1
 
 
 def no_misses() -> Counts:
-    """Counts of 0 for each reason."""
+    """Returns counts of 0 for each reason."""
     return dict.fromkeys(REASONS, 0)
 
 
@@ -32,7 +31,7 @@ class Misses:
         self.counts = no_misses()
 
     def missed(self, entry: bytes) -> None:
-        """The name with this entry was looked for, and is not there."""
+        """Counts a look-up of the name with this entry, which does not exist."""
         words = self._gone.words
         if words is None:
             words = self._gone.open()
@@ -41,7 +40,7 @@ class Misses:
         self.counts[reason_in(word, hashed) if word else "never_stored"] += 1
 
     def missed_all(self, missing: Iterable[bytes | NotFound]) -> None:
-        """The same for many names, or what somebody is told of them."""
+        """Does the same for many names, or the errors that a caller gets for them."""
         words, counts = self._gone.open(), self.counts
         unknown = 0
         for each in missing:
@@ -56,7 +55,7 @@ class Misses:
         counts["never_stored"] += unknown
 
     def found_nothing(self, error: NotFound) -> None:
-        """Somebody is told this."""
+        """Counts an error that a caller gets."""
         reason: Reason = "never_stored"
         if error.at is not None:
             hashed = hash_of(error.at)
@@ -64,10 +63,10 @@ class Misses:
         self.counts[reason_of(error) if reason == "never_stored" else reason] += 1
 
     def count(self, reason: Reason) -> None:
-        """Somebody found nothing, for this reason."""
+        """Counts a miss for this reason."""
         self.counts[reason] += 1
 
     def take(self) -> Counts:
-        """The counts since the last time, for reasons that have any."""
+        """Returns the counts since the last time, for reasons that have any."""
         taken, self.counts = self.counts, no_misses()
         return {reason: count for reason, count in taken.items() if count}

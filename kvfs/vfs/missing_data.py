@@ -1,4 +1,4 @@
-"""The treatment of a file whose data file is not what its record says: one decision for every door.
+"""The treatment of a file whose data file differs from its record: one decision for every door.
 
 | data file | cache namespace | durable namespace |
 |---|---|---|
@@ -8,12 +8,12 @@
 | not as long as its seal | evicted: a miss | set aside, then as missing |
 | of a record that has no name any more | Stale | Stale |
 
-Where another node has the file, its copy takes the place of the torn one.
+If another node has the file, its copy replaces the torn one.
 
 Invariants
 - A door that finds a data file missing or torn has the node settle it and looks again (`open`): so
-  no order in which doors are asked changes an answer. Only then `loss` says what it answers.
-- A record is forgotten by its node alone (`Volume.give_up`): beside it, and without one, it stays.
+  the order in which doors are asked changes no answer. Only then does `loss` give the answer.
+- Only its node forgets a record (`Volume.give_up`): beside it, and without one, the record stays.
 - A file that is open for writing has no seal, so a change in progress is never taken for damage.
 """
 
@@ -48,7 +48,7 @@ def loss(
     asks_tier: bool = False,
     away: Sequence[int] = (),
 ) -> Loss:
-    """What is so of a file that `shown` names, of which nobody could give the data. `asks_tier`:
+    """Returns the decision on a file that `shown` names, whose data nobody could give. `asks_tier`:
     the cold tier was asked too; `away`: the nodes that have its data and do not run."""
     if not inode.nlink:
         return Loss(Stale(f"{shown}: evicted or removed"), False)
@@ -68,18 +68,19 @@ def loss(
 
 
 def is_torn(inode: Inode, stat: os.stat_result) -> bool:
-    """Whether a data file cannot be what was sealed. An unsealed record may lag behind its file."""
+    """Returns whether a data file cannot be the sealed one. An unsealed record may lag behind its
+    file."""
     return bool(inode.flags & Flag.SEALED) and stat.st_size != inode.size
 
 
 async def _never(_: int) -> bool:
-    """Nobody writes."""
+    """Stands in where nobody writes."""
     return False
 
 
 class Missing:
-    """Settles such files for one node. `give_up` sees to a record whose data nobody has, `damaged`
-    to a data file that is not what was sealed; `is_elsewhere` says whether data may be fetched from
+    """Settles such files for one node. `give_up` handles a record whose data nobody has, `damaged`
+    a data file that is not the sealed one; `is_elsewhere` tells whether data may be fetched from
     other nodes or a cold tier. `is_written`: whether a file is open for writing here; then it has
     no seal when that returns."""
 
@@ -100,7 +101,7 @@ class Missing:
         self._is_written = is_written
 
     async def settle(self, ino: int) -> None:
-        """Bring record and data file together, as the table says; nothing where they agree.
+        """Brings record and data file together, as the table says; does nothing if they agree.
 
         Cancelled: done or not, never half. Raises Unavailable, NoSpace, OSError.
         """

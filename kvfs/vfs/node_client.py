@@ -1,9 +1,9 @@
 """A client's messages to the node of its store, if one runs.
 
-No node means no mount, and nobody who holds what a client removes: a socket that is missing, or
-refuses, says so for the moment after it was asked. A mount that is made later cannot have seen what
-was gone before. A node that does not answer may be stopped while its mount's kernel shows what it
-remembers: then the client drops that itself.
+Without a node there is no mount, and nobody holds files that a client removes: a socket that is
+missing, or refuses, shows that for the moment after it was asked. A mount that is made later cannot
+have seen what was gone before. A node that does not answer may be stopped while its mount's kernel
+shows what it remembers: then the client makes the kernel forget itself.
 """
 
 import enum
@@ -22,23 +22,23 @@ from kvfs.vfs import kernel_notify
 
 _DEADLINE_S: Final = 10.0
 _ROOM_DEADLINE_S: Final = 15.0
-"""The node itself looks for room for ten seconds."""
+"""The node itself looks for space for ten seconds."""
 _STAND_IN_S: Final = 2.0
 _CHANGES_IN_A_REQUEST: Final = 1_000
 _NUMBERS_IN_A_REQUEST: Final = 8_192
 
 
 def _nothing() -> None:
-    """Nothing was put off."""
+    """Stands in where nothing was put off."""
 
 
 class SpaceGrant(msgspec.Struct):
     """The node's answer to a request for space."""
 
     capacity_bytes: int
-    """Bytes that the store may hold in all, as the node is set."""
+    """The node's limit of bytes in the store."""
     others_bytes: int = 0
-    """Bytes that usage counts beside, since other nodes have them."""
+    """Bytes that usage counts beside it, since other nodes have them."""
 
 
 class _Brought(msgspec.Struct):
@@ -54,7 +54,7 @@ class _Sealed(msgspec.Struct):
 
 
 class Told(enum.Enum):
-    """The one that took notice of a change."""
+    """The receiver of a change."""
 
     NODE = "the node"
     KERNEL = "the kernel of the node's mount, in place of a node that did not answer"
@@ -68,18 +68,18 @@ class Link:
     def __init__(self, socket: Path) -> None:
         self._node = control.ControlClient(socket)
         self.before_asking: Callable[[], None] = _nothing
-        """Tells the node of space that it does not know yet it can have back."""
+        """Tells the node of freed space that it does not know yet."""
 
     def close(self) -> None:
-        """Close the connection to the node; a caller that asks on makes one each time."""
+        """Closes the connection to the node; a caller that asks on makes one each time."""
         self._node.close()
 
     def tell(
         self, changes: Sequence[Change], published: Sequence[int], dropped: Sequence[int] = ()
     ) -> Told:
-        """The kernels of all mounts have forgotten these names when it returns, and the node, if it
-        answered, knows these new files, and what lost its last link under names that no kernel knew
-        (inode numbers).
+        """Returns when the kernels of all mounts have forgotten these names, and the node, if it
+        answered, knows these new files, and the inodes that lost their last link under names that
+        no kernel knew.
 
         Raises Unavailable when a node runs that has not answered in time, and its mount could not
         be made to forget without it.
@@ -103,7 +103,7 @@ class Link:
         return Told.NODE
 
     def _stand_in(self, changes: Sequence[Change], error: Unavailable) -> None:
-        """Make the mount's kernel forget in the node's place. Raises Unavailable."""
+        """Makes the mount's kernel forget in the node's place. Raises Unavailable."""
         why = "its process is not known"
         if self._node.node_pid:
             messages = kernel_notify.at_once(changes)
@@ -116,7 +116,7 @@ class Link:
             ) from None
 
     def ask_for_room(self, namespace_id: int, size: int) -> SpaceGrant | None:
-        """Wait until the namespace has room for `size` bytes more; None: no node runs.
+        """Waits until the namespace has space for `size` bytes more; None: no node runs.
 
         Raises NoSpace, naming what is full; Unavailable when the node does not answer in time.
         """
@@ -130,18 +130,18 @@ class Link:
         runs.
 
         Raises NotFound, Stale, Conflict, Corrupt, NoSpace; Busy while they are written in place on
-        another host; Unavailable where nobody who has them answers."""
+        another host; Unavailable if no node that has them answers."""
         return self._bring({"inode": ino})
 
     def bring_span(self, ino: int, version: int, offset: int, length: int) -> bool:
-        """As `bring`, of some bytes of one content: when they can be read here."""
+        """Like `bring`, for some bytes of one content: returns when they can be read here."""
         span = {"inode": ino, "version": version, "offset": offset, "length": length}
         return self._bring(span)
 
     def borrow(self, ino: int, size: int, into: int) -> bool:
         """Returns when the first `size` bytes of a data file that another node has are in the data
-        file of a body of ours. False: there are no other nodes, or none runs here. Raises as
-        `bring`."""
+        file of a body of ours. False: there are no other nodes, or none runs here. Raises what
+        `bring` raises."""
         return self._bring({"inode": ino, "bytes": size, "into": into}, "borrow")
 
     def _bring(self, params: dict[str, Any], method: str = "bring") -> bool:
@@ -152,7 +152,7 @@ class Link:
                 return state == "here"
 
     def is_written(self, ino: int) -> bool:
-        """Whether somebody has the file open for writing on the node's mounts; a node that does not
+        """Returns whether the file is open for writing on the node's mounts; a node that does not
         run has none. Raises Unavailable."""
         answer = self._ask("writers", {"inode": ino}, _DEADLINE_S)
         return answer is not None and msgspec.convert(answer, _Writers).open
@@ -169,8 +169,8 @@ class Link:
         return False
 
     def touched(self, inos: Iterable[int], misses: Mapping[str, int]) -> bool:
-        """These files were read, in this order, and so many names were missed. False: no node runs,
-        or it is busy."""
+        """Tells that these files were read, in this order, and so many names were missed. False: no
+        node runs, or it is busy."""
         rest = iter(inos)
         try:
             while (part := list(islice(rest, _NUMBERS_IN_A_REQUEST))) or misses:

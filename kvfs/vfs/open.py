@@ -1,12 +1,12 @@
 """Opening a file beside its node: the loop that ends with a descriptor, or with the one answer of
 every door (`missing_data`).
 
-An open descriptor is the lease: eviction and replacement only unlink a data file, so what was
-opened is read to its end. Between the look-up and the open it may go; then a new look-up finds what
-took its place, or nothing. Data that other nodes or the cold tier have are fetched by this host's
-node, which also settles what its record and its data file do not agree on.
+An open descriptor is the lease: eviction and replacement only unlink a data file, so an opened file
+is read to its end. Between the look-up and the open it may go; then a new look-up finds its
+replacement, or nothing. This host's node fetches data that other nodes or the cold tier have, and
+settles any disagreement between its record and its data file.
 
-A door makes the first attempt itself, since that is nearly always enough; what is here serves those
+A door makes the first attempt itself, since that is nearly always enough; this module serves those
 that follow.
 """
 
@@ -52,10 +52,10 @@ class FileOpener:
         look: Callable[[], tuple[F, T | None]],
         fetch: Callable[[F], T | None],
     ) -> T:
-        """What a look opens. Where it finds a file and opens nothing, `fetch` has the data come
-        (see the method), or opens them while they come.
+        """Returns what a look opens. If it finds a file and opens nothing, `fetch` fetches the data
+        (see the method), or opens them while they arrive.
 
-        Raises what these raise, and Unavailable where the file changes all the time."""
+        Raises what these raise, and Unavailable if the file changes all the time."""
         for _ in range(_ATTEMPTS):
             found, opened = look()
             if opened is None:
@@ -65,15 +65,15 @@ class FileOpener:
         raise Unavailable(f"{shown}: it changes all the time, its data come and go: try again")
 
     def fetch(self, found: FoundFile, shown: str) -> None:
-        """The data are on this host when it returns, or the file is another by now: look again.
+        """Returns when the data are on this host, or the file is another by now: look again.
 
-        Raises the answer of `missing_data.loss` where nobody has them, Unreached and OtherVersion
-        (a miss of a cache), Busy (it is being written), Corrupt, Unavailable, NoSpace."""
+        Raises the answer of `missing_data.loss` if nobody has them, Unreached and OtherVersion (a
+        miss of a cache), Busy (it is being written), Corrupt, Unavailable, NoSpace."""
         self._bring(found, shown, lambda: self._link.bring(found.ino))
 
     def fetch_span(self, found: FoundFile, shown: str, offset: int, length: int) -> bool:
-        """Whether these bytes can be read here, from a data file or what arrives of it; False: look
-        again. Raises as `fetch`."""
+        """Returns whether these bytes can be read here, from a data file or its arriving part;
+        False: look again. Raises what `fetch` raises."""
         ino, version = found.ino, found.inode.version
         return self._bring(
             found, shown, lambda: self._link.bring_span(ino, version, offset, length)
@@ -92,8 +92,8 @@ class FileOpener:
         return False
 
     def _lost(self, found: FoundFile, shown: str) -> Exception | None:
-        """The answer where nobody has the data of this record; None: the record is another by now,
-        since it was replaced, forgotten or written to."""
+        """Returns the answer if nobody has the data of this record; None: the record is another by
+        now, since it was replaced, forgotten or written to."""
         ino, inode = found.ino, found.inode
 
         def fn(t: Transaction) -> Exception | None:

@@ -1,7 +1,7 @@
-"""After a change of names is committed: the node's mount forgets them, and what lost its last link
-goes.
+"""After a change of names is committed: the node's mount forgets them, and inodes that lost their
+last link go.
 
-| step | left by a kill before it, and who mends it |
+| step | left by a kill before it, and its repair |
 |---|---|
 | 1 names changed, with a notice of it (one transaction) | nothing was changed |
 | 2 the node told: kernels forgot, it drops the removed | the notice: the node, within seconds |
@@ -10,8 +10,8 @@ goes.
 | 4 no node: their index entries and records dropped | orphans: the next start |
 | 5 the notice removed, with the next change | the notice: the node, to no effect |
 
-Where no kernel knows a directory in which names changed (`datastore.known_directories`) there is
-nothing to forget and no notice: the node hears of new files and of what is to be dropped a moment
+If no kernel knows a directory in which names changed (`datastore.known_directories`) there is
+nothing to forget and no notice: the node hears of new files and of inodes to be dropped a moment
 later (`deferred_notify`).
 """
 
@@ -36,7 +36,7 @@ _parent_of: Final = operator.attrgetter("parent")
 
 
 class Changed:
-    """Gathers, in one transaction, what it changes."""
+    """Gathers, in one transaction, its changes."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
@@ -46,12 +46,13 @@ class Changed:
         self.size_bytes = 0
         """Bytes of the new files."""
         self.notice = b""
-        """Empty: no kernel can know what was changed."""
+        """The notice's key; empty: no kernel can know what was changed."""
         self.links_stay = False
-        """An inode that changed has further links, by which a kernel may know it."""
+        """Whether an inode that changed has further links, by which a kernel may know it."""
 
     def name(self, parent: int, name: bytes, removed: Removed | None = None) -> None:
-        """This name came, went or leads elsewhere; `removed` is what lost its link by that."""
+        """Notes that this name came, went or leads elsewhere; `removed` is the inode that lost its
+        link by that."""
         self.changes.append(Change(parent, name, removed.ino if removed else 0))
         if removed is None:
             return
@@ -67,7 +68,7 @@ class Changed:
             self.links_stay = True
 
     def publish(self, ino: int, size: int) -> None:
-        """A file of `size` bytes came."""
+        """Notes that a file of `size` bytes came."""
         self.published.append(ino)
         self.size_bytes += size
 
@@ -84,8 +85,8 @@ class Finisher:
         link.before_asking = self._soon.flush
 
     def post(self, t: Transaction, changed: Changed, now: int) -> None:
-        """Step 1; call last in the transaction. A node that commits it for us, in a cluster, tells
-        its mount by itself."""
+        """Does step 1; to be called last in the transaction. In a cluster, a node that commits it
+        for us tells its mount by itself."""
         if t.node:
             return
         if changed.links_stay or self._known.any_of(map(_parent_of, changed.changes)):
@@ -125,15 +126,15 @@ class Finisher:
         return result
 
     def finish(self, *changed: Changed) -> None:
-        """Steps 2 to 4, for all these at once. Raises Unavailable when the node does not answer and
-        its mount may show what was there: the changes are committed, and the node has its
-        notices."""
+        """Does steps 2 to 4, for all these at once. Raises Unavailable when the node does not
+        answer and its mount may show the earlier state: the changes are committed, and the node has
+        its notices."""
         if urgent := self.put_off(changed):
             self.tell(urgent)
 
     def put_off(self, changed: Sequence[Changed]) -> Sequence[Changed]:
-        """Leave to a thread what no kernel can know. What is to be told now, by `tell`: also of
-        what was left before, where that is much. Never waits."""
+        """Leaves to a thread the changes that no kernel can know. Returns those to be told now, by
+        `tell`: also earlier ones, if they are many. Never waits."""
         urgent = [each for each in changed if each.notice]
         if len(urgent) < len(changed):
             rest = [each for each in changed if not each.notice]
@@ -141,7 +142,7 @@ class Finisher:
         return urgent
 
     def tell(self, changed: Sequence[Changed]) -> None:
-        """`finish`, of what `put_off` gave back."""
+        """Does `finish` for the result of `put_off`."""
         changes = [change for each in changed if each.notice for change in each.changes]
         dropped = [ino for each in changed if not each.notice for ino, _ in each.orphans]
         orphans = [orphan for each in changed for orphan in each.orphans]
@@ -153,7 +154,7 @@ class Finisher:
             self._taken += [each.notice for each in changed if each.notice]
 
     def drop(self, orphans: Sequence[tuple[int, Inode]]) -> None:
-        """Steps 3 and 4."""
+        """Does steps 3 and 4."""
         inos = [ino for ino, _ in orphans]
         if self._session.read(lambda t: any(namespaces.is_durable(t, ino) for ino in inos)):
             # Else a power cut could undo what made an orphan of it, and find no data.
@@ -170,8 +171,8 @@ class Finisher:
         self._session.write(reap)
 
     def close(self) -> None:
-        """Tell what was put off, and remove the notices that were taken; the node does what this
-        cannot."""
+        """Tells what was put off, and removes the notices that were taken; the node does the
+        rest."""
         try:
             self._soon.close()
         except KvfsError:

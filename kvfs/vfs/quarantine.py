@@ -1,7 +1,7 @@
-"""The treatment of a data file that no record names, or that is not what its record says, and the
-disk space of the quarantine.
+"""The treatment of a data file that no record names, or that differs from its record, and the disk
+space of the quarantine.
 
-| data file | becomes |
+| data file | treatment |
 |---|---|
 | of a cache, as its namespace or its own description says | unlinked |
 | empty, and never described | unlinked: there is nothing in it |
@@ -11,7 +11,7 @@ disk space of the quarantine.
 Invariants
 - A data file that may be of a durable namespace is never unlinked because a record is missing: the
   record may have been lost, and the data may be all that is left of what was acknowledged.
-- A data file that cannot be looked at stays where it is.
+- A data file that cannot be examined stays where it is.
 """
 
 import logging
@@ -36,12 +36,13 @@ Kinds = Mapping[int, str]
 
 
 def kinds_of(t: Transaction) -> Kinds:
-    """The kinds of all namespaces."""
+    """Returns the kinds of all namespaces."""
     return {each.id: each.namespace.kind for each in namespaces.list_all(t)}
 
 
 def may_be_durable(kinds: Kinds, ino: int, said: Description | None) -> bool:
-    """Whether a data file may be of a durable namespace. `said`: its description of itself."""
+    """Returns whether a data file may be of a durable namespace. `said`: its description of
+    itself."""
     told = {kinds.get(namespace_of(ino), ""), said.kind if said is not None else ""}
     return "durable" in told or "cache" not in told
 
@@ -49,7 +50,7 @@ def may_be_durable(kinds: Kinds, ino: int, said: Description | None) -> bool:
 def put_away(
     files: DataFiles, kinds: Kinds, ino: int, version: int, reason: Reason, recorded: int = -1
 ) -> str | None:
-    """Unlink a data file that is not needed, or move it into quarantine; its path there.
+    """Unlinks a data file that is not needed, or moves it into quarantine; returns its path there.
 
     `recorded`: the other version that its record has, if there is a record. Raises OSError: it
     stays where it is."""
@@ -69,7 +70,7 @@ def put_away(
 
 
 def _has(files: DataFiles, ino: int, version: int, found: os.stat_result) -> bool:
-    """Whether the data file of this version is the same file under another name."""
+    """Returns whether the data file of this version is the same file under another name."""
     try:
         return os.path.samestat(files.stat(ino, version), found)
     except FileNotFoundError:
@@ -87,7 +88,7 @@ class Used(NamedTuple):
 
 
 class Quarantine:
-    """Watches how much is in quarantine, for one node."""
+    """Watches the size of the quarantine, for one node."""
 
     def __init__(self, files: DataFiles, index: Index) -> None:
         self._files = files
@@ -96,14 +97,14 @@ class Quarantine:
         self.used = Used(0, 0, 0)
 
     async def run(self) -> None:
-        """Look each second whether something came or went, until cancelled."""
+        """Checks each second whether a file came or went, until cancelled."""
         looking = Persistence(log.warning, "what is in quarantine is not known")
         while True:
             await looking.attempt(self.look)
             await trio.sleep(_PERIOD_S)
 
     async def look(self) -> None:
-        """Take what is in quarantine anew where something came or went. Raises OSError."""
+        """Measures the quarantine anew if a file came or went. Raises OSError."""
         stamp = self._files.quarantine_stamp()
         if stamp == self._stamp:
             return
@@ -113,6 +114,7 @@ class Quarantine:
         self._stamp = stamp
 
     def _is_counted(self, each: Quarantined) -> bool:
-        """Whether it is still in the usage of its namespace: a damaged file keeps its name."""
+        """Returns whether it is still in the usage of its namespace: a damaged file keeps its
+        name."""
         entry = self._index.get(each.ino) if each.reason is Reason.DAMAGED else None
         return entry is not None and entry.version == each.version

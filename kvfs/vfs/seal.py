@@ -1,6 +1,6 @@
-"""The steps of a seal: what was read of a file, what is recorded, what is written beside its data.
+"""The steps of a seal: reading a file, recording it, writing its description.
 
-`sealer` says in which order, and what a kill between leaves.
+`sealer` has their order, and the remains of a kill between them.
 """
 
 import os
@@ -18,9 +18,9 @@ from kvfs.tree import lifecycle, namespaces, sealed_etags, tree
 from kvfs.tree.inodes import xattrs_within
 
 Failed = Callable[[int, OSError], None]
-"""Told an inode number, and why its data file cannot be synced."""
+"""Told an inode number, and the reason why its data file cannot be synced."""
 _DESCRIBED_BYTES: Final = 4096
-"""Bytes of attributes: more find no room in a data file's own (`files.fitting`)."""
+"""Bytes of attributes: more do not fit into a data file's own (`files.fitting`)."""
 
 
 class SealRead(NamedTuple):
@@ -35,20 +35,20 @@ class SealRead(NamedTuple):
 
 
 def sealable(inode: Inode) -> bool:
-    """Whether its state allows a seal, quiet or not."""
+    """Returns whether its state allows a seal, quiet or not."""
     if inode.flags & Flag.ASSEMBLY:
         return False
     return bool(inode.flags & Flag.PUBLISHED and inode.nlink)
 
 
 def stamp(stat: os.stat_result) -> tuple[int, int, int]:
-    """Changes whenever a data file is written."""
+    """Returns a value that changes whenever a data file is written."""
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def seal(t: Transaction, each: SealRead) -> bool:
-    """Step 3, with the MD5 as ETag where it was computed. What was changed through a mapping after
-    its last close is published first; in a cluster, by the caller (`is_changed`)."""
+    """Does step 3, with the MD5 as ETag if it was computed. A file that was changed through a
+    mapping after its last close is published first; in a cluster, by the caller (`is_changed`)."""
     inode = tree.read_inodes(t, [each.ino])[0]
     if inode is None or not sealable(inode):
         return False
@@ -64,13 +64,13 @@ def seal(t: Transaction, each: SealRead) -> bool:
 
 
 def is_there(t: Transaction, each: SealRead) -> bool:
-    """Whether the file has a name still, and this data file."""
+    """Returns whether the file has a name still, and this data file."""
     inode = tree.read_inodes(t, [each.ino])[0]
     return inode is not None and inode.nlink > 0 and inode.version == each.version
 
 
 def is_changed(t: Transaction, each: SealRead) -> bool:
-    """Whether the data file was changed through a mapping after its last close."""
+    """Returns whether the data file was changed through a mapping after its last close."""
     inode = tree.read_inodes(t, [each.ino])[0]
     if inode is None or not sealable(inode) or inode.version != each.version:
         return False
@@ -78,7 +78,7 @@ def is_changed(t: Transaction, each: SealRead) -> bool:
 
 
 def publish(t: Transaction, each: SealRead, version: int | None = None) -> None:
-    """Record the data file as it was read. Raises Stale, Conflict."""
+    """Records the data file as it was read. Raises Stale, Conflict."""
     stat = each.stat
     lifecycle.publish(
         t,
@@ -97,7 +97,8 @@ def _differs(inode: Inode, each: SealRead) -> bool:
 
 
 def _is_as_read(each: SealRead) -> bool:
-    """Whether the data file is as it was read: its times may have been set with the record's."""
+    """Returns whether the data file is as it was read: its times may have been set with the
+    record's."""
     return stamp(os.fstat(each.fd)) == stamp(each.stat)
 
 
@@ -116,7 +117,7 @@ def _seal_record(t: Transaction, each: SealRead, *, synced: bool) -> bool:
 
 
 def confirm(t: Transaction, each: SealRead) -> bool:
-    """Step 5, unless the file was opened for writing since step 3."""
+    """Does step 5, unless the file was opened for writing since step 3."""
     inode = tree.read_inodes(t, [each.ino])[0]
     if inode is None or not inode.flags & Flag.SEALED:
         return False
@@ -126,7 +127,7 @@ def confirm(t: Transaction, each: SealRead) -> bool:
 
 
 def take_back(t: Transaction, lost: list[SealRead]) -> None:
-    """Undo step 3 where step 4 found that the data may not be on the disk."""
+    """Undoes step 3 if step 4 found that the data may not be on the disk."""
     for each in lost:
         inode = tree.read_inodes(t, [each.ino])[0]
         if inode is not None and inode.checksum == each.checksum.combined:
@@ -136,7 +137,8 @@ def take_back(t: Transaction, lost: list[SealRead]) -> None:
 def synced(
     files: DataFiles, wanted: list[tuple[int, int]], failed: Failed
 ) -> list[tuple[int, int]]:
-    """Sync data files, in a thread; of which (inode number, version) that was done."""
+    """Syncs data files, in a thread; returns those (inode number, version) for which that
+    succeeded."""
     done = []
     for ino, version in wanted:
         try:
@@ -153,7 +155,7 @@ def synced(
 
 
 def settle(t: Transaction, synced: list[tuple[int, int]]) -> None:
-    """Record of data files that they are on disk, where they are their inodes' still."""
+    """Records that data files are on disk, if they are still their inodes' own."""
     inodes = tree.read_inodes(t, [ino for ino, _ in synced])
     for (ino, version), inode in zip(synced, inodes, strict=True):
         if inode is not None and inode.version == version:
@@ -161,15 +163,15 @@ def settle(t: Transaction, synced: list[tuple[int, int]]) -> None:
 
 
 def describe(t: Transaction, each: SealRead) -> Description | None:
-    """The description that the data file is to have; None when it has no name any more."""
+    """Returns the description that the data file is to have; None when it has no name any more."""
     return described(t, each.ino, each.version, each.stat.st_size, each.checksum.combined)
 
 
 def described(
     t: Transaction, ino: int, version: int, size: int, checksum: bytes
 ) -> Description | None:
-    """The description that a data file of this version, size and checksum is to have; None where
-    its record has no name."""
+    """Returns the description that a data file of this version, size and checksum is to have; None
+    if its record has no name."""
     inode = tree.read_inodes(t, [ino])[0]
     if inode is None or not inode.nlink:
         return None
@@ -199,7 +201,7 @@ def described(
 def settle_on_disk(
     read: list[SealRead], described: list[Description | None], failed: Failed
 ) -> list[SealRead]:
-    """Step 4, in a thread; what was read, with the blocks that it takes now: allocation was delayed
+    """Does step 4, in a thread; returns the files with their present blocks: allocation was delayed
     until here, and on ext4 a description takes one block of its own."""
     settled = []
     for each, description in zip(read, described, strict=True):

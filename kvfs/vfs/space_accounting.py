@@ -1,15 +1,15 @@
-"""How much space is used, and how much there is: the one place that says so.
+"""Used space and total space: the only place that computes them.
 
-Used is what the engine's usage says (512 x the blocks of all records, changed in the transactions
-that change them, so right after a crash) plus what files open for writing have grown since their
-last publish: passthrough writes are not seen, so the blocks of their data files are sampled. The
-engine counts each file once; a node of a cluster has some of them, so that what its store holds is
-what its own index says, and what is on its way there. Data in quarantine are used space, too.
+Used is the engine's usage (512 x the blocks of all records, changed in the transactions that change
+them, so right after a crash) plus the growth of files open for writing since their last publish:
+passthrough writes are not seen, so the blocks of their data files are sampled. The engine counts
+each file once; a node of a cluster has some of them, so its own index tells what its store holds,
+and what is on its way there. Data in quarantine are used space, too.
 
-The store's capacity is its setting, or less where the disk has less left for it: other programs use
+The store's capacity is its setting, or less if the disk has less left for it: other programs use
 the disk too, and a small reserve stays for the metadata, so that a full disk is met by a refused
-create and not by a failed commit. What the metadata take counts against that capacity where it is
-more than METADATA_BYTES: a user who gives files attributes or names without end fills the store.
+create and not by a failed commit. The metadata's space counts against that capacity if it is more
+than METADATA_BYTES: a user who gives files attributes or names without end fills the store.
 """
 
 import os
@@ -30,7 +30,7 @@ METADATA_BYTES: Final = 128 << 20
 _BLOCK: Final = 4096
 """The block size of statvfs: clients choose O_DIRECT by it."""
 STORE: Final = 0
-"""Stands for the store as a whole where a namespace id is asked for."""
+"""Stands for the store as a whole in place of a namespace id."""
 
 
 class Space(NamedTuple):
@@ -92,7 +92,7 @@ class Census(NamedTuple):
     store: Space
     namespaces: dict[int, NamespaceSpace]
     coming: int = 0
-    """As `NodeSpace` has it."""
+    """Like `NodeSpace` has it."""
     settles: bool = False
     """Whether the node itself keeps files from going, for a while: they come, are not recorded yet,
     or are being sealed."""
@@ -106,8 +106,8 @@ class Census(NamedTuple):
         return sum(each.space.used - each.here for each in own) - self.quarantined
 
     def space(self, namespace_id: int) -> Space:
-        """The space of a writer in the namespace: the tighter of its own limit and the store's
-        (statvfs)."""
+        """Returns the space of a writer in the namespace: the tighter of its own limit and the
+        store's (statvfs)."""
         holding = self.namespaces.get(namespace_id)
         if holding is None or not holding.limited:
             return self.store
@@ -116,8 +116,8 @@ class Census(NamedTuple):
         return Space(own.used + free, own.used)
 
     def attainable(self, namespace_id: int) -> int:
-        """Bytes that could be free in the namespace if all cache namespaces were empty, and what
-        others have too were not here."""
+        """Returns bytes that could be free in the namespace if all cache namespaces were empty, and
+        what others have too were not here."""
         here = sum(each.here for each in self.namespaces.values() if each.gives_way or each.yields)
         attainable = self.store.free + self.coming + here
         holding = self.namespaces.get(namespace_id)
@@ -127,8 +127,8 @@ class Census(NamedTuple):
         return min(own, attainable)
 
     def statvfs(self, namespace_id: int, disk: os.statvfs_result) -> os.statvfs_result:
-        """The answer of statvfs(2) in a namespace (0: at the root): the truth within the limit
-        there.
+        """Returns the answer of statvfs(2) in a namespace (0: at the root): the truth within the
+        limit there.
 
         The size is what is used and what is free: space that others on the disk took is neither.
         """
@@ -183,7 +183,7 @@ class Accounting:
         """Bytes that the last census found free in the store's own directory."""
 
     def census(self, t: Transaction) -> Census:
-        """Read everything: a few microseconds for each namespace and file open for writing."""
+        """Reads everything: a few microseconds for each namespace and file open for writing."""
         open_files = self._open_files(t)
         listed = namespaces.list_all(t)
         growth = {number: sum(grown for _, grown in each) for number, each in open_files.items()}
@@ -233,7 +233,7 @@ class Accounting:
         return Space(own_capacity + capacity, used)
 
     def _permitted(self, disk_bytes: int) -> int:
-        """Bytes of a disk of this size that data files may take, by the setting."""
+        """Returns bytes of a disk of this size that data files may take, by the setting."""
         return max(0, self._limit.of(disk_bytes) - max(0, self._metadata() - METADATA_BYTES))
 
     @property
@@ -256,7 +256,7 @@ class Accounting:
         return found
 
     def _coming(self, namespace_id: int, sizes: list[int]) -> int:
-        """Bytes by which files of these sizes are expected to grow yet. The largest size is
+        """Returns bytes by which files of these sizes are expected to grow yet. The largest size is
         forgotten by and by, with each census that does not see it."""
         if not sizes:
             return 0

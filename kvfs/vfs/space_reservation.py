@@ -62,8 +62,8 @@ class SpaceReservation:
         return None
 
     def spare(self, t: Transaction, namespace_id: int) -> int:
-        """Bytes that a process may look for beyond what it needs now: a quarter of the headroom
-        that is kept free anyway, so that nothing is evicted for them."""
+        """Returns bytes that a process may look for beyond what it needs now: a quarter of the
+        headroom that is kept free anyway, so that nothing is evicted for them."""
         census = self._accounting.census(t)
         holding = census.namespaces.get(namespace_id)
         if holding is None or not holding.limited:
@@ -71,7 +71,7 @@ class SpaceReservation:
         return headroom(holding.space.capacity) // 4
 
     def demand(self, refused: ReservationRefused, attempt: int) -> None:
-        """Ask the node for the space, which evicts. Raises NoSpace when there is none, Unavailable
+        """Asks the node for the space, which evicts. Raises NoSpace when there is none, Unavailable
         when the node does not answer."""
         if attempt == _ATTEMPTS or (attempt and not self._guarded):
             raise NoSpace(refused.full)

@@ -1,7 +1,7 @@
 """Files in the making: invisible until they are whole, then put under their names at once. Every
 door beside the node stages here.
 
-| step of a put | on disk | in the engine | left by a kill after it, and who mends it |
+| step of a put | on disk | in the engine | left by a kill after it, and its repair |
 |---|---|---|---|
 | 1 a small file: one of the numbers taken that were reserved | nothing | `r` | a start |
 | 1 another: record without a name, space reserved | nothing | orphan | see below |
@@ -9,19 +9,19 @@ door beside the node stages here.
 | 3 data written; durable: synced | the data | the same | the same |
 | 4 under its name, with a notice | the data | published | nothing: the put is complete |
 | 5 durable: the engine synced | the data | published | nothing |
-| 6 what `post_commit` does | | | see there |
+| 6 the steps of `post_commit` | | | see there |
 
-A small file needs no transaction but that of step 4: its data file has the name of a number that
-was reserved with many others. A larger one has a record before its first byte, so that its space
-counts in every process. Leftovers of a killed process are dropped by the running node a minute
-later, when no process has the data file open, else by the next start.
+A small file needs only the transaction of step 4: its data file has the name of a number that was
+reserved with many others. A larger one has a record before its first byte, so that its space counts
+in every process. The running node drops the remains of a killed process a minute later, when no
+process has the data file open, else the next start does.
 
 Invariants
-- A new file has a new inode number, which is used once: a reader of the old one goes on doing so.
+- A new file has a new inode number, which is used once: a reader of the old one goes on reading it.
 - All files of one call appear in one transaction, or none does.
 - A node that starts meanwhile takes number and record for a dead process's and drops them: step 4
-  raises `stage_records.Dropped`. Then the data are copied, by the kernel, from the file that we
-  still hold into one with a new number.
+  raises `stage_records.Dropped`. Then the kernel copies the data from the file that we still hold
+  into one with a new number.
 """
 
 import os
@@ -50,13 +50,13 @@ T = TypeVar("T")
 SMALL_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 3
 _MOST_NUMBERS: Final = 256
-"""Reserved at a time, by who needs many: at first one, then sixteen."""
+"""Numbers reserved at a time by a process that needs many: at first one, then sixteen."""
 _CREDIT_BYTES: Final = 4 << 20
-"""At most so much is found free at a time, for small files: this much more than a limit may be used
-by each process within a second."""
+"""Most bytes found free at a time, for small files: each process may exceed a limit by this much
+within a second."""
 _CREDIT_S: Final = 1.0
 _GROWTH_BYTES: Final = 64 << 20
-"""Reserved at a time for a file whose size is not known beforehand."""
+"""Bytes reserved at a time for a file whose size is not known beforehand."""
 
 
 class Draft:
@@ -66,18 +66,18 @@ class Draft:
 
     def __init__(self, ino: int, reserved: int, *, durable: bool, numbered: bool) -> None:
         self.ino = ino
-        """0: it was published, or is discarded."""
+        """The inode number; 0: it was published, or is discarded."""
         self.reserved = reserved
-        """Bytes."""
+        """Reserved bytes."""
         self.durable = durable
         self.numbered = numbered
-        """It has a reserved number, and no record."""
+        """Whether it has a reserved number, and no record."""
         self.is_synced = False
         self.fd = -1
 
 
 class Drafts:
-    """Makes, publishes and discards drafts of one store; any thread. What it commits may be run
+    """Makes, publishes and discards drafts of one store; any thread. Its transactions may be run
     more than once."""
 
     def __init__(self, session: Session, room: SpaceReservation, finisher: Finisher) -> None:
@@ -93,7 +93,8 @@ class Drafts:
     # ---- steps 1 and 2
 
     def begin(self, wanted: Callable[[Transaction], Sequence[NewFile]]) -> list[Draft]:
-        """Drafts of these files, with records and space. `wanted` is called in the transaction.
+        """Returns drafts of these files, with records and space. `wanted` is called in the
+        transaction.
 
         Raises what it raises, NoSpace, ReadOnly, Unavailable, OSError; then nothing is left."""
         author = self._session.author()
@@ -160,7 +161,7 @@ class Drafts:
     # ---- step 3
 
     def grow(self, draft: Draft, size: int) -> None:
-        """Call before the file is longer than `reserved`. Raises NoSpace, Unavailable."""
+        """Reserves space before the file grows beyond `reserved`. Raises NoSpace, Unavailable."""
         if size <= draft.reserved:
             return
         ino, old, new = draft.ino, draft.reserved, max(size, draft.reserved + _GROWTH_BYTES)
@@ -187,9 +188,9 @@ class Drafts:
         place: Callable[[Sequence[WrittenData], Transaction, Changed], T],
         later: list[Changed] | None = None,
     ) -> T:
-        """Commit what `place` does with the files, durable ones of which are on disk before. They
-        are published when it returns, and gone where anything is raised before that. `later`: the
-        node is not told, but `Finisher.finish` can be.
+        """Commits what `place` does with the files, durable ones of which are on disk before. They
+        are published when it returns, and gone if anything is raised before that. `later`: the node
+        is not told, but `Finisher.finish` can be.
 
         Raises what `place` raises, NoSpace, ReadOnly, Unavailable, Conflict, OSError; Unavailable
         also when all is done but the node did not answer in time."""
@@ -225,7 +226,8 @@ class Drafts:
         return result
 
     def _rescue(self, drafts: Sequence[Draft]) -> None:
-        """Give drafts that a starting node dropped other numbers, and their data with them."""
+        """Gives drafts that a starting node dropped other numbers, and moves their data with
+        them."""
         with self._lock:
             self._numbers.clear()  # the node dropped all that were reserved
         alive = self._session.read(lambda t: [_is_alive(t, draft.ino) for draft in drafts])
@@ -249,8 +251,8 @@ class Drafts:
     # ---- what is not published
 
     def discard(self, drafts: Iterable[Draft], *, in_doubt: bool = False) -> None:
-        """Undo `begin`; nothing of drafts that were published. Idempotent. What cannot be undone
-        now is left to the node. `in_doubt`: a commit of them was tried whose answer did not
+        """Undoes `begin`; does nothing for published drafts. Idempotent. Parts that cannot be
+        undone now are left to the node. `in_doubt`: a commit of them was tried whose answer did not
         come."""
         numbered: list[int] = []
         recorded: list[int] = []
@@ -271,7 +273,7 @@ class Drafts:
             pass
 
     def give_back(self) -> None:
-        """Release the numbers that were not used; what fails is left to the node's next start."""
+        """Releases unused numbers; failures are left to the node's next start."""
         with self._lock:
             mine = self._pid == os.getpid()
             unused = [ino for each in self._numbers.values() for ino in each if mine]
@@ -313,7 +315,7 @@ class Drafts:
             return numbers.popleft()
 
     def with_room(self, namespace_id: int, size: int, fn: Callable[[Transaction], T]) -> T:
-        """Run a transaction that counts `size` bytes more, where there is space for them. Raises
+        """Runs a transaction that counts `size` bytes more, if there is space for them. Raises
         NoSpace, Unavailable, what `fn` raises."""
 
         def step(t: Transaction, attempt: int) -> T | ReservationRefused:
@@ -322,7 +324,7 @@ class Drafts:
         return self._with_room(step, self._session.write)
 
     def _spend(self, namespace_id: int, size: int) -> None:
-        """Take from what was found free of late, or look for more."""
+        """Spends space that was found free lately, or looks for more."""
         if self._spend_found(namespace_id, size):
             return
         spare = self._session.read(lambda t: self._room.spare(t, namespace_id))
@@ -336,7 +338,7 @@ class Drafts:
             self._credit[namespace_id] = credit, time.monotonic() + _CREDIT_S
 
     def _spend_found(self, namespace_id: int, size: int) -> bool:
-        """Whether so much of what was found free of late was left."""
+        """Returns whether so much of the space found free lately was left."""
         with self._lock:
             left, until = self._credit.get(namespace_id, (0, 0.0))
             if left < size or time.monotonic() >= until:
@@ -381,12 +383,12 @@ def _hindered() -> Conflict:
 
 
 def _is_in_doubt(error: BaseException) -> bool:
-    """Whether a commit that ended so may have taken place."""
+    """Returns whether a commit that ended so may have taken place."""
     return isinstance(error, Unavailable) or not isinstance(error, Exception)
 
 
 def _is_alive(t: Transaction, ino: int) -> bool:
-    """Whether no node has dropped the draft with this number."""
+    """Returns whether no node has dropped the draft with this number."""
     return t.get(keys.reserved(ino)) is not None or t.get(keys.orphan(ino)) is not None
 
 
@@ -395,9 +397,9 @@ def _is_published(t: Transaction, ino: int) -> bool:
 
 
 def _take_back(t: Transaction, inos: Sequence[int]) -> list[int]:
-    """Remove what stands for drafts that are not published; those of which there was any. The
-    engine takes it only where that is still so: beside a node of a cluster what is read may be
-    older than a commit whose answer was lost."""
+    """Removes the records of drafts that are not published; returns those that had any. The engine
+    accepts it only if that is still so: beside a node of a cluster a read may be older than a
+    commit whose answer was lost."""
     mine = []
     for ino in inos:
         if t.delete(keys.reserved(ino)):

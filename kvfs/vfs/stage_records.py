@@ -20,13 +20,13 @@ _PAGE_BYTES: Final = 4096
 
 
 class Options(NamedTuple):
-    """How the files of one call are to be put."""
+    """The way in which the files of one call are to be put."""
 
     mode: int = 0o644
     exclusive: bool = False
-    """The names must be free."""
+    """Whether the names must be free."""
     parents: bool = False
-    """Directories that are missing are made; the namespace must be there."""
+    """Whether missing directories are made; the namespace must exist."""
 
 
 class StagingTarget(NamedTuple):
@@ -43,10 +43,9 @@ class NewFile(NamedTuple):
     """A file that is to be made."""
 
     parent: int
-    """The directory that it will be in, or one above: of its namespace, and by which its group
-    follows."""
+    """The directory that it will be in, or one above: it gives the namespace and the group."""
     size: int
-    """Bytes."""
+    """Its size in bytes."""
     durable: bool
     mode: int = 0o600
     """Permissions."""
@@ -68,8 +67,8 @@ def reserve(
     author: Author,
     attempt: int,
 ) -> list[int] | ReservationRefused:
-    """Make a record without a name for each of these files, the space included; their inode
-    numbers."""
+    """Makes a record without a name for each of these files, the space included; returns their
+    inode numbers."""
     sizes: dict[int, int] = {}
     counts: dict[int, int] = {}
     for file in files:
@@ -95,7 +94,7 @@ def reserve(
 def grow(
     t: Transaction, room: SpaceReservation, ino: int, old: int, new: int, attempt: int
 ) -> ReservationRefused | None:
-    """Reserve `new` bytes for a file in place of `old`."""
+    """Reserves `new` bytes for a file in place of `old`."""
     if refused := room.refuse(t, {namespace_of(ino): new - old}, attempt):
         return refused
     if t.get(keys.orphan(ino)) is not None:
@@ -124,9 +123,10 @@ def place(
     author: Author,
     changed: Changed,
 ) -> None:
-    """Put a file under its name, over what may be there, and publish it.
+    """Puts a file under its name, over an existing one, and publishes it.
 
-    Raises as `check`, Dropped, and Conflict when another namespace has taken the old one's name.
+    Raises what `check` raises, Dropped, and Conflict when another namespace has taken the old one's
+    name.
     """
     parent = _make_directories(t, target, options, author, changed)
     if namespace_of(parent) != namespace_of(file.ino):
@@ -158,7 +158,8 @@ def place(
 def make_directory(
     t: Transaction, target: StagingTarget, options: Options, author: Author, changed: Changed
 ) -> None:
-    """mkdir; at the top level it makes a durable namespace. Raises Exists, and as `check`."""
+    """Does mkdir; at the top level it makes a durable namespace. Raises Exists, and what `check`
+    raises."""
     parent = _make_directories(t, target, options, author, changed)
     if find_shown(t, parent, target.name) is not None:
         raise Exists(f"{target} exists already")
@@ -166,12 +167,12 @@ def make_directory(
 
 
 def blocks_of(size: int) -> int:
-    """Blocks (see `Inode.blocks`) that so many bytes take on disk."""
+    """Returns the blocks (see `Inode.blocks`) that so many bytes take on disk."""
     return -(-size // _PAGE_BYTES) * (_PAGE_BYTES // BLOCK)
 
 
 def check(t: Transaction, target: StagingTarget, size: int, options: Options) -> NewFile:
-    """The file that is to appear there. What could be known to fail at the end fails here.
+    """Returns the file that is to appear there. Errors that can be foreseen are raised here.
 
     Raises NotFound, NotADirectory, IsADirectory, Exists, NotPermitted, NameTooLong, Invalid."""
     parent, missing = _deepest(t, target, options)
@@ -199,7 +200,7 @@ def _is_taken(t: Transaction, parent: int, target: StagingTarget, options: Optio
 def _deepest(
     t: Transaction, target: StagingTarget, options: Options
 ) -> tuple[int, tuple[bytes, ...]]:
-    """The last directory on the way that is there, and the names of those that are missing."""
+    """Returns the last existing directory on the way, and the names of the missing ones."""
     ino = ROOT_INODE
     for depth, name in enumerate(target.directory):
         found = tree.find(t, ino, name)
@@ -238,7 +239,7 @@ def _add_directory(
 
 
 def _published(file: WrittenData, mode: int, author: Author, boot: int) -> Inode:
-    """The first record of a file that is whole already."""
+    """Returns the first record of a file that is whole already."""
     inode = _new(stat.S_IFREG | stat.S_IMODE(mode), author)
     inode.size, inode.blocks, inode.boot = file.size, file.blocks, boot
     inode.mtime_ns, inode.ctime_ns = file.mtime_ns, max(author.now, file.ctime_ns)

@@ -1,10 +1,10 @@
-"""Reads of files, gathered so that a read costs no commit: the node evicts what was used longest
-ago. And counts of missed names, by reason, gathered so that a miss costs no round trip.
+"""Reads of files, gathered so that a read costs no commit: the node evicts the files that were used
+longest ago. And counts of missed names, by reason, gathered so that a miss costs no round trip.
 
-Told to the node a second after the first of them, or by a thousand reads, with what is read or
-missed next; what is left when the client is closed is told then. Without a node, a process that has
-written anyway writes the reads to the index itself; one that only reads lets them go: nothing is
-evicted then, and nobody counts misses.
+They are told to the node a second after the first of them, or after a thousand reads, with the next
+read or miss; the rest is told when the client is closed. Without a node, a process that has written
+anyway writes the reads to the index itself; one that only reads lets them go: nothing is evicted
+then, and nobody counts misses.
 """
 
 import os
@@ -28,7 +28,7 @@ class Touches:
     harm."""
 
     def __init__(self, session: Session, link: Link, *, known: bool = False) -> None:
-        """`known`: the node sees itself what is read."""
+        """`known`: the node sees the reads itself."""
         self._session = session
         self._link = link
         self._known = known
@@ -37,7 +37,7 @@ class Touches:
         self._missing: list[bytes | NotFound] = []
         self._pid = os.getpid()
         self._due = 0.0
-        """When they are told; 0: nothing waits."""
+        """The time when they are told; 0: nothing waits."""
 
     def add(self, ino: int) -> None:
         """The file was just read. The telling is left to a thread."""
@@ -50,8 +50,8 @@ class Touches:
             self._tell_soon(at_once=len(gathered) >= _LIMIT)
 
     def missed(self, missing: Sequence[bytes | NotFound]) -> None:
-        """Names with these entries are not there, or directories of names for these errors. To find
-        out why, and to tell, is left to a thread, but for very many at once."""
+        """Notes that names with these entries are missing, or directories of names for these
+        errors. A thread finds out why, and tells, unless there are very many at once."""
         if self._known:
             return
         self._missing += missing
@@ -60,7 +60,7 @@ class Touches:
         self._tell_soon()
 
     def found_nothing(self, error: NotFound) -> None:
-        """Somebody is told this."""
+        """Notes an error that a caller gets."""
         if self._known:
             return
         if error.at is not None and type(error) is NotFound:
@@ -78,7 +78,7 @@ class Touches:
             self._session.pool.submit(self.flush)
 
     def _look_up(self) -> None:
-        """Find out why names were missed."""
+        """Finds out why names were missed."""
         missing, self._missing = self._missing, []
         if self._pid != os.getpid():  # the parent of a fork counts what was gathered until now
             self._pid = os.getpid()
@@ -87,7 +87,7 @@ class Touches:
             self._misses.missed_all(missing)
 
     def flush(self) -> None:
-        """Tell them now. Failure is of no consequence."""
+        """Tells them now. Failure has no consequence."""
         gathered, self._gathered, self._due = self._gathered, {}, 0.0
         self._look_up()
         misses = self._misses.take()

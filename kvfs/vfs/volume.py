@@ -2,8 +2,8 @@
 
 A regular file ends in three steps, so that a kill between any two leaks nothing: its last link goes
 and its record becomes an orphan (one transaction), its data file is unlinked, its record and index
-entry are dropped (one transaction for many). A kill leaves behind orphans, which the next start
-finds by their keys.
+entry are dropped (one transaction for many). A kill leaves orphans, which the next start finds by
+their keys.
 
 Access times set by reading are gathered here and written in batches: an open must not cost a
 commit."""
@@ -30,7 +30,8 @@ from kvfs.vfs.inode_holders import Holders
 from kvfs.vfs.missing_data import Loss, loss
 
 _RANGE: Final = 1024
-"""Inode numbers taken from the engine at a time; what a process does not use is never used."""
+"""Inode numbers taken from the engine at a time; those that a process does not use are never
+used."""
 log = logging.getLogger(__name__)
 _BATCH: Final = 256
 _RETRY_S: Final = 1.0
@@ -42,7 +43,7 @@ _ATIME_PERIOD_S: Final = 1.0
 
 
 async def _nothing(inos: Sequence[int]) -> None:
-    """A lone node has all the copies that there are."""
+    """Stands in on a lone node, which has all the copies that there are."""
 
 
 class Volume:
@@ -91,7 +92,7 @@ class Volume:
         self._wake = trio.Event()
 
     async def allocate(self, namespace_id: int) -> int:
-        """A new inode number of the namespace; never used before, never again."""
+        """Returns a new inode number of the namespace; never used before, never again."""
         following, end = self._ranges.get(namespace_id, (0, 0))
         if following == end:
             following = await self.engine.transact(
@@ -104,27 +105,27 @@ class Volume:
     async def publish_new(
         self, ino: int, fn: Callable[[Transaction], T], *, known: bool = False
     ) -> T:
-        """Commit what publishes a file that was made here and that nobody else has; what `fn`
-        returned. Others may hear of it a moment later where its namespace's coherence allows, and
-        it need not be `known` when this returns."""
+        """Commits the publication of a file that was made here and that nobody else has; returns
+        the result of `fn`. Others may hear of it a moment later if its namespace's coherence
+        allows, and it need not be `known` when this returns."""
         may_lag = self._may_lag
         behind = not known and may_lag is not None and may_lag(namespace_of(ino))
         return await self.engine.transact(fn, private=ino if behind else 0, behind=behind)
 
     def drop_later(self, ino: int, version: int) -> None:
-        """An orphan that nobody holds any more: its data file and record go soon, in the
-        background."""
+        """Drops, soon and in the background, the data file and record of an orphan that nobody
+        holds any more."""
         if (ino, version) not in self._unwilling:
             self._doomed[ino, version] = None
             self._wake.set()
 
     async def drop(self, doomed: Sequence[Name]) -> dict[Name, OSError]:
-        """Unlink the data files of these orphans (inode, version), then drop their records; those
-        whose data file could not be unlinked, and why. The engine says what an orphan is: what has
-        a name stays.
+        """Unlinks the data files of these orphans (inode, version), then drops their records;
+        returns those whose data file could not be unlinked, with the errors. The engine decides
+        what an orphan is: a file with a name stays.
 
-        In a durable namespace synced first: else a power cut could undo the rename that made an
-        orphan, and find its data gone. Cancelled: what is left is found again at the next start.
+        In a durable namespace it syncs first: else a power cut could undo the rename that made an
+        orphan, and finds its data gone. Cancelled: the rest is found again at the next start.
         Raises NoSpace, ReadOnly, Unavailable.
         """
         names = await self.engine.read(lambda t: _nameless(t, doomed))
@@ -146,8 +147,8 @@ class Volume:
     async def give_up(
         self, ino: int, inode: Inode, *, asks_tier: bool = False, away: Sequence[int] = ()
     ) -> Loss:
-        """The decision on a file whose data nobody could give (`missing_data.loss`, with these
-        arguments), carried out. Raises NoSpace, ReadOnly, Unavailable."""
+        """Carries out and returns the decision on a file whose data nobody could give
+        (`missing_data.loss`, with these arguments). Raises NoSpace, ReadOnly, Unavailable."""
         now = time.time_ns()
         shown = os.fsdecode(inode.name)
 
@@ -165,7 +166,7 @@ class Volume:
         return decided
 
     async def run(self) -> None:
-        """Drop what is doomed and write access times, until cancelled."""
+        """Drops doomed files and writes access times, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._drop_doomed)
             nursery.start_soon(self._retry_unwilling)
@@ -190,7 +191,7 @@ class Volume:
             dropping.complain(error)
 
     async def _retry_unwilling(self) -> None:
-        """All together, ever more rarely while some stay."""
+        """Retries them all together, ever more rarely while some stay."""
         delay_s = _RETRY_S
         while True:
             await trio.sleep(delay_s)
@@ -206,7 +207,7 @@ class Volume:
             await writing.attempt(self.flush_atimes, pause_s=0)
 
     async def flush_atimes(self) -> None:
-        """Write the gathered access times to the engine."""
+        """Writes the gathered access times to the engine."""
         if not self.atimes:
             return
         atimes, self.atimes = self.atimes, {}
@@ -221,8 +222,8 @@ class Volume:
 
 
 def _nameless(t: Transaction, doomed: Sequence[Name]) -> list[Name]:
-    """The data files of those that have no name; of an orphan that was written to since its last
-    name went, also the one that its record has now."""
+    """Returns the data files of those that have no name; for an orphan that was written to since
+    its last name went, also the one that its record has now."""
     found: dict[Name, None] = {}
     records = inodes.read_inodes(t, [ino for ino, _ in doomed])
     for name, inode in zip(doomed, records, strict=True):

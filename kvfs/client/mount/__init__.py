@@ -1,1 +1,1 @@
-"""Clients at paths of a mount: which store is behind one, and which data file."""
+"""Clients at paths of a mount: the store behind a path, and its data file."""

@@ -1,7 +1,7 @@
-"""The data file behind a path of a mount: what cuFile, O_DIRECT and others open that know the
-filesystem of the store, and not FUSE.
+"""The data file behind a path of a mount: for cuFile, O_DIRECT and others that know the filesystem
+of the store, and not FUSE.
 
-An open descriptor is the lease: while it is open, its bytes stay, though the file be evicted,
+An open descriptor is the lease: while it is open, its bytes stay, even if the file is evicted,
 replaced or removed. A program that writes to the file in place changes them under every reader, as
 anywhere. A program that opens the data file by its name, later, needs more (`lease`): the file is
 open on the mount too, so that the node keeps the name.
@@ -40,19 +40,19 @@ class BackingFile(NamedTuple):
     """An open data file."""
 
     fd: int
-    """For reading; whoever asked for it closes it."""
+    """A descriptor for reading, which the caller closes."""
     store: Path | None
-    """None: the path is on no mount of KVFS, and the file is its own."""
+    """The store; None: the path is on no mount of KVFS, and the file is its own."""
     sums: bytes | None = None
-    """The xxh3-128 of each chunk of 4 MiB, one after the other, where they were asked for and the
-    store has them: they come some seconds after a file was written."""
+    """The xxh3-128 of each chunk of 4 MiB, one after the other, if they were asked for and the
+    store has them: they exist some seconds after a file was written."""
 
 
 class Leased(NamedTuple):
     """A data file that others may open by its name."""
 
     name: str
-    """Absolute, in the store or one of its tiers."""
+    """The absolute path, in the store or one of its tiers."""
     size_bytes: int
     store: Path
     descriptors: tuple[int, int]
@@ -62,17 +62,16 @@ class Leased(NamedTuple):
 
 @contextmanager
 def lease(paths: Sequence[AnyPath]) -> Iterator[list[Leased]]:
-    """The data files behind `paths`, whole, under names that stay until the block ends and all
-    descriptors that somebody inherited are closed: the files are not evicted, nor moved to another
-    medium, and where one is replaced or removed, what was leased is kept to the end. A program that
-    opens the file itself for writing later, on a lone node, changes what is leased; on a node of a
-    cluster he gives the data file another name.
+    """Leases the whole data files behind `paths`, under names that stay until the block ends and
+    all inherited descriptors are closed: the files are not evicted, nor moved to another medium,
+    and if one is replaced or removed, the leased content is kept to the end. A program that opens
+    the file itself for writing later, on a lone node, changes the leased content; on a node of a
+    cluster the data file gets another name.
 
-    Raises NotSupported (a path is on no mount), Invalid (no regular file), AccessDenied (the
-    caller may not enter the store, or the mount is another user's), Busy (somebody has it open for
-    writing, or it was replaced just now), Unavailable (the node does not answer), what
-    `Client.open` raises, and OSError of a path
-    itself. Interrupted, it holds nothing."""
+    Raises NotSupported (a path is on no mount), Invalid (no regular file), AccessDenied (the caller
+    may not enter the store, or the mount is another user's), Busy (it is open for writing, or was
+    replaced just now), Unavailable (the node does not answer), what `Client.open` raises, and
+    OSError of a path itself. Interrupted, it holds nothing."""
     with ExitStack() as stack:
         fds = open_on_mount(paths)
         for fd in fds:
@@ -86,7 +85,7 @@ def lease(paths: Sequence[AnyPath]) -> Iterator[list[Leased]]:
 
 
 class _Clients(ExitStack):
-    """One of each store: to make one takes milliseconds."""
+    """One client of each store: making one takes milliseconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ class _Clients(ExitStack):
         """Devices of mounts, which stay while files on them are open."""
 
     def believe(self, fd: int, path: AnyPath) -> None:
-        """Raises as `require_believed`."""
+        """Raises what `require_believed` raises."""
         device = os.fstat(fd).st_dev
         if device not in self._believed:
             require_believed(device, path)
@@ -137,7 +136,7 @@ def _leased(path: AnyPath, fd: int, clients: _Clients) -> Leased:
 
 
 def _may_be_leased(data: OpenedFile, path: AnyPath, core: Core) -> bool:
-    """Whether it has its name still, and nobody has it open for writing. Raises Unavailable, and
+    """Returns whether it still has its name, and is not open for writing. Raises Unavailable, and
     has closed it then, or interrupted."""
     try:
         return _has_name(data.fd) and not core.is_written(data)
@@ -149,7 +148,7 @@ def _may_be_leased(data: OpenedFile, path: AnyPath, core: Core) -> bool:
 
 
 def _has_name(fd: int) -> bool:
-    """Whether the data file has the name by which it was opened."""
+    """Returns whether the data file has the name by which it was opened."""
     try:
         return os.path.samestat(os.stat(os.readlink(f"/proc/self/fd/{fd}")), os.fstat(fd))
     except FileNotFoundError:
@@ -157,21 +156,20 @@ def _has_name(fd: int) -> bool:
 
 
 def open_backing(path: AnyPath) -> BackingFile:
-    """Open what is behind `path`, whole: what other nodes have of it is brought first.
+    """Opens the whole file behind `path`: data on other nodes are fetched first.
 
-    The descriptor is the mount's where the data file cannot be had: the caller may not enter the
+    The descriptor is the mount's if the data file is not accessible: the caller may not enter the
     store, or does not see it; the mount is neither root's nor the caller's; the file is not closed
     yet, or has lost its name; a directory of the mount is mounted elsewhere. Raises Unavailable,
-    NoSpace, Corrupt where the data cannot be had, by the mount either (nobody who has them
-    answers); FileNotFoundError and other OSErrors of the
-    path itself."""
+    NoSpace, Corrupt if the data cannot be had, not even by the mount (no node that has them
+    answers); FileNotFoundError and other OSErrors of the path itself."""
     (found,) = open_backings([path])
     return found
 
 
 def open_backings(paths: Sequence[AnyPath], *, sums: bool = False) -> list[BackingFile]:
-    """As `open_backing`, of several files: what other nodes have of them comes at the same time.
-    `sums`: with their checksums. Raises what is wrong with the first one, and leaves none open; of
+    """Like `open_backing`, for several files: data on other nodes arrive at the same time. `sums`:
+    with their checksums. Raises the error of the first faulty one, and leaves none open; for
     checksums also Unavailable and Corrupt. Interrupted, it ends with the opens under way."""
     return uninterrupted(functools.partial(_open_backings, paths, sums=sums), _close_backings)
 
@@ -195,9 +193,10 @@ def _close_backings(found: Sequence[BackingFile]) -> None:
 
 
 def open_on_mount(paths: Sequence[AnyPath]) -> list[int]:
-    """A descriptor of each file for reading. An open on a mount has a small file's data brought
-    from other nodes, and those of a large one begin to come: so several are opened at once. Raises
-    OSError of the first that fails, and leaves none open; interrupted, it leaves none either."""
+    """Returns a descriptor of each file for reading. An open on a mount fetches a small file's data
+    from other nodes, and begins to fetch those of a large one: so several are opened at once.
+    Raises OSError of the first that fails, and leaves none open; interrupted, it leaves none
+    either."""
     return uninterrupted(functools.partial(_open_all, paths), _close_all)
 
 
@@ -224,7 +223,7 @@ def _open_all(paths: Sequence[AnyPath]) -> list[int]:
 
 
 def _behind(path: AnyPath, fd: int, clients: _Clients, *, sums: bool) -> BackingFile:
-    """The data file of what is open as `fd`, which is closed where it is had."""
+    """Returns the data file of the file open as `fd`, which is closed if that succeeds."""
     store = told_store(fd)
     if store is None:
         return BackingFile(fd, None)
@@ -254,7 +253,8 @@ class _Lost(Exception):
 
 
 def _data_file(path: AnyPath, core: Core, meant: os.stat_result) -> OpenedFile | None:
-    """None: the store has another file under that name. Raises _Lost, KvfsError, OSError."""
+    """Returns the data file; None: the store has another file under that name. Raises _Lost,
+    KvfsError, OSError."""
     name = within_mount(path)
     found = core.names.stat(names.parse(name))
     if (found.ino, found.size) != (meant.st_ino, meant.st_size):
@@ -270,13 +270,13 @@ def _data_file(path: AnyPath, core: Core, meant: os.stat_result) -> OpenedFile |
 
 
 def _named(error: KvfsError, path: AnyPath) -> KvfsError:
-    """The same, naming the file."""
+    """Returns the same, naming the file."""
     where = os.fsdecode(path)
     return error if str(error).startswith(where) else type(error)(f"{where}: {error}")
 
 
 def within_mount(path: AnyPath) -> bytes:
-    """The path from the mount's root on, symbolic links followed. Raises OSError."""
+    """Returns the path from the mount's root on, symbolic links followed. Raises OSError."""
     real = os.path.realpath(os.fsencode(path))
     device = os.stat(real).st_dev
     root = real

@@ -1,5 +1,5 @@
-"""A new file at a path of a mount, or of any other filesystem, written straight to where its bytes
-will lie."""
+"""A new file at a path of a mount, or of any other filesystem, written straight to its final
+place."""
 
 import os
 import stat
@@ -25,14 +25,14 @@ from kvfs.session.paths import joined, parse
 
 @contextmanager
 def new_file(path: AnyPath, size_bytes: int) -> Iterator[int]:
-    """A descriptor to write `size_bytes` to. `path` (symbolic links are followed) gets the new
-    file, whole, when the block ends; until then, and where it ends by an exception, what was there
-    stays, and nothing else is left.
+    """Opens a descriptor to write `size_bytes` to. `path` (symbolic links are followed) gets the
+    new file, whole, when the block ends; until then, and if it ends by an exception, the previous
+    file stays, and nothing else is left.
 
     On a mount the descriptor is the data file's, and the file is as durable as `Client.put` makes
-    it; where the caller may not write to the store, it goes through the mount and is synced. On
+    it; if the caller may not write to the store, it goes through the mount and is synced. On
     another filesystem it is not synced. Raises NotFound, NotADirectory (of the directory),
-    IsADirectory, NoSpace, what else `Client.open` raises, OSError."""
+    IsADirectory, NoSpace, the other errors of `Client.open`, OSError."""
     given = os.fsdecode(path)
     real = os.path.realpath(given)
     if os.path.isdir(real):
@@ -55,8 +55,8 @@ def new_file(path: AnyPath, size_bytes: int) -> Iterator[int]:
 
 @contextmanager
 def _naming(given: str, inside: bytes) -> Iterator[None]:
-    """Errors name the path that the caller gave, not where that leads, nor what it is within KVFS
-    (`inside`)."""
+    """Makes errors name the path that the caller gave, not where that leads, nor its place within
+    KVFS (`inside`)."""
     try:
         yield
     except KvfsError as error:
@@ -68,7 +68,8 @@ def _naming(given: str, inside: bytes) -> Iterator[None]:
 
 
 def _store_behind(directory: str) -> Path | None:
-    """None: the directory is on no mount. Raises NotFound, NotADirectory, OSError."""
+    """Returns the store; None: the directory is on no mount. Raises NotFound, NotADirectory,
+    OSError."""
     try:
         mode = os.stat(directory).st_mode
     except FileNotFoundError:
@@ -81,7 +82,7 @@ def _store_behind(directory: str) -> Path | None:
 def _in_store(
     stack: ExitStack, store: Path, real: str, inside: bytes, size_bytes: int
 ) -> int | None:
-    """None: only the mount may be written to."""
+    """Returns a descriptor in the store; None: only the mount may be written to."""
     try:
         require_believed(os.stat(os.path.dirname(real)).st_dev, real)
         client = stack.enter_context(Client(store))

@@ -1,8 +1,8 @@
-"""The store behind a mount, and whether the mount can be believed.
+"""The store behind a mount, and whether the mount can be trusted.
 
 Anybody may mount a filesystem of their own that answers as a mount of KVFS does. So only root's and
-the caller's own mounts are believed in what they name as their store: the caller lends neither
-rights nor files to the mounts of others.
+the caller's own mounts are trusted to name their store: the caller lends neither rights nor files
+to the mounts of others.
 """
 
 import os
@@ -19,8 +19,8 @@ STORE_XATTR: Final = b"kvfs.store"
 
 
 def told_store(place: int | str) -> Path | None:
-    """The store that the mount of a file names, given as descriptor or path; None: it is on no
-    mount."""
+    """Returns the store that the mount of a file names, given as descriptor or path; None: it is on
+    no mount."""
     try:
         return Path(os.fsdecode(os.getxattr(place, STORE_XATTR)))
     except OSError:
@@ -28,7 +28,7 @@ def told_store(place: int | str) -> Path | None:
 
 
 def require_believed(device: int, path: AnyPath) -> None:
-    """Refuse a mount (its st_dev) of another user than root and the caller. Raises
+    """Refuses a mount (its st_dev) of another user than root and the caller. Raises
     AccessDenied."""
     mount = mount_of(device)
     if mount.owner in trusted():

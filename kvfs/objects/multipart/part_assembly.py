@@ -3,13 +3,13 @@ moves nothing. No I/O here.
 
 An assembly belongs to parts of one size, its stride: part n stands at (n - 1) strides. It is a file
 of the upload's directory, NUL `data` and the stride in hexadecimal; a part in it is a file without
-data of its own, which says where it is. A part that is shorter than the stride fits, too: the last.
+data of its own, which tells its place. A part that is shorter than the stride fits, too: the last.
 
 Invariants
 - The bytes of a recorded part are never written again: a part that is sent anew gets a file of its
   own. A writer into an assembly holds an exclusive lock on the part's bytes (`part_slots`).
-- An assembly becomes an object only where nobody writes to it, and no recorded part is in it that
-  is not the object's.
+- An assembly becomes an object only if nobody writes to it, and no recorded part is in it that is
+  not the object's.
 - It is not sealed before: its flag says so to the sealer.
 """
 
@@ -27,10 +27,10 @@ from kvfs.tree.entries import touch
 from kvfs.tree.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
 
 MIN_STRIDE: Final = 5 << 20
-"""The least size of a part that an assembly is made for: no other than the last of an upload may
-have less."""
+"""The least size of a part that an assembly is made for: only the last part of an upload may be
+smaller."""
 _MOST: Final = 4
-"""Assemblies of one upload."""
+"""Most assemblies of one upload."""
 _PREFIX: Final = b"\0data"
 _PLACE: Final = b"trusted.s3.part"
 
@@ -44,7 +44,7 @@ class PartBytes(NamedTuple):
 
 
 def find(t: Transaction, directory: int) -> dict[int, int]:
-    """The assemblies of the upload in this directory: stride -> inode number."""
+    """Returns the assemblies of the upload in this directory: stride -> inode number."""
     prefix = keys.file_entry(directory, _PREFIX)
     return {
         int(key[len(prefix) :], 16): keys.unpack_u64(value)
@@ -53,8 +53,8 @@ def find(t: Transaction, directory: int) -> dict[int, int]:
 
 
 def choose(strides: Sequence[int], size: int) -> int | None:
-    """The stride of the assembly for a part of so many bytes, there yet or not; None: it gets a
-    file of its own. The last part may come first: then the others get another assembly."""
+    """Returns the stride of the assembly for a part of so many bytes, existing or not; None: it
+    gets a file of its own. The last part may come first: then the others get another assembly."""
     fitting = min((stride for stride in strides if stride >= size), default=None)
     if fitting is not None or size < MIN_STRIDE or len(strides) >= _MOST:
         return fitting
@@ -64,8 +64,8 @@ def choose(strides: Sequence[int], size: int) -> int | None:
 def make(
     t: Transaction, bucket: Bucket, directory: int, stride: int, ino: int, moment: Moment
 ) -> bool:
-    """Make the record of an assembly that is not there, of a reserved number that has a data file.
-    False: a node that started took the number for a dead process's."""
+    """Makes the record of a missing assembly, of a reserved number that has a data file. False: a
+    node that started took the number for a dead process's."""
     if not t.delete(keys.reserved(ino)):
         return False
     top = read_inode(t, bucket.root)
@@ -93,7 +93,7 @@ def make(
 
 
 def reserve(t: Transaction, ino: int, blocks: int) -> None:
-    """Account for so many blocks more, or less."""
+    """Accounts for so many blocks more, or less."""
     inode = read_inode(t, ino)
     set_blocks(t, ino, inode, max(0, inode.blocks + blocks))
     write_inode(t, ino, inode)
@@ -110,7 +110,7 @@ def add_part(
     *,
     synced: bool,
 ) -> tuple[int, Inode]:
-    """Record a part that stands in an assembly, under a name that is free."""
+    """Records a part that stands in an assembly, under a name that is free."""
     ino = mutations.add_note(t, bucket, directory, name, moment)
     note, data = read_inode(t, ino), read_inode(t, place.data)
     note.size, note.boot = size, 0 if synced else moment.boot
@@ -124,7 +124,7 @@ def add_part(
 
 
 def take_place(raw: dict[bytes, bytes]) -> PartBytes | None:
-    """Out of a part's attributes: where it is; None for one with a file of its own."""
+    """Takes a part's place out of its attributes; None for one with a file of its own."""
     packed = raw.pop(_PLACE, None)
     if packed is None:
         return None
@@ -133,18 +133,19 @@ def take_place(raw: dict[bytes, bytes]) -> PartBytes | None:
 
 
 def place_of(t: Transaction, ino: int) -> PartBytes | None:
-    """Likewise, of a part's file."""
+    """Returns the place of a part's file, like `take_place`."""
     packed = t.get(keys.xattr(ino, _PLACE))
     return None if packed is None else take_place({_PLACE: packed})
 
 
 def is_place(inode: Inode) -> bool:
-    """Whether a file of an upload's directory says where a part is, and has no data."""
+    """Returns whether a file of an upload's directory tells the place of a part, and has no
+    data."""
     return lookup.is_marker(inode)
 
 
 def release(t: Transaction, directory: int, ino: int) -> None:
-    """Take a data file out of its upload: it is an orphan, which a put may give a name."""
+    """Takes a data file out of its upload: it is an orphan, which a put may give a name."""
     inode = read_inode(t, ino)
     object_attributes.remove_all(t, ino)
     t.delete(keys.file_entry(directory, inode.name))
@@ -155,7 +156,7 @@ def release(t: Transaction, directory: int, ino: int) -> None:
 
 
 def blocks_of(size: int) -> int:
-    """Blocks that a part may take."""
+    """Returns the blocks that a part may take."""
     return -(-size // BLOCK) + 4096 // BLOCK  # it may begin and end within a page
 
 

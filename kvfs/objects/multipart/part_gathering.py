@@ -1,9 +1,9 @@
 """The parts of an upload on this host, while it is completed: those that were put here, and those
 that were put on other nodes.
 
-A part with a file of its own is brought as any file is. Of an assembly elsewhere, which nobody has
-but the node that made it, the bytes up to the last part are borrowed: they lie in a body of their
-own until the completion ends.
+A part with a file of its own is fetched as any file is. The bytes of an assembly elsewhere, which
+only the node has that made it, are borrowed up to the last part: they lie in a body of their own
+until the completion ends.
 """
 
 import os
@@ -23,7 +23,7 @@ from kvfs.vfs.stage import Draft, Drafts
 
 
 class PartGathering:
-    """The gathering of one completion; one thread. Leaving its block lets go of all that was
+    """The gathering of one completion; one thread. Leaving its block lets go of everything that was
     opened."""
 
     def __init__(
@@ -56,8 +56,8 @@ class PartGathering:
         self._stage.discard(self._borrowed)
 
     def copy(self, part: UploadPart, target: int, at: int, step: Step) -> None:
-        """Copy a part's bytes into an open file. Raises InvalidPart, Unavailable (its node does not
-        answer), Conflict (parts are put there all the time), NoSpace, OSError, what `step`
+        """Copies a part's bytes into an open file. Raises InvalidPart, Unavailable (its node does
+        not answer), Conflict (parts are put there all the time), NoSpace, OSError, what `step`
         raises."""
         fd = self._open.get(part.place.data)
         if fd is None:
@@ -94,7 +94,7 @@ class PartGathering:
         return self._borrow(part.place.data)
 
     def _borrow(self, data: int) -> int | None:
-        """An assembly that another node has, as far as the parts reach."""
+        """Returns an assembly that another node has, as far as the parts reach."""
         size = max(each.place.offset + each.size for each in self._parts if each.place.data == data)
         body = self._stage.begin_one(self._bucket.new_file(size))
         self._borrowed.append(body)

@@ -14,9 +14,9 @@ In step 6 parts with a file of their own are copied to their places. An assembly
 that made it; on others a part gets a file of its own, and a completion copies (`part_gathering`).
 
 A lock is one of the open file (F_OFD_SETLK): it ends with the descriptor, however the process ends,
-and holds between processes and within one. A completion that finds somebody writing leaves the
-assembly alone: a client that sent the part twice and completes may still have the first attempt
-under way.
+and holds between processes and within one. A completion that finds a writer leaves the assembly
+alone: a client that sent the part twice and completes may still have the first attempt under
+way.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Slot:
         self.size = size
 
     def close(self) -> None:
-        """Let the place go; idempotent."""
+        """Gives the place up; idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -77,8 +77,8 @@ class Slots:
     def begin(
         self, bucket: Bucket, upload: Upload, number: int, size: int, moment: Moment
     ) -> Slot | None:
-        """Steps 1 to 3; None: the part is to have a file of its own. Raises NoSuchUpload, NoSpace,
-        Unavailable, OSError."""
+        """Does steps 1 to 3; None: the part is to have a file of its own. Raises NoSuchUpload,
+        NoSpace, Unavailable, OSError."""
         stride = self._session.read(
             lambda t: part_assembly.choose(list(part_assembly.find(t, upload.directory)), size)
         )
@@ -102,13 +102,13 @@ class Slots:
         return None
 
     def sync(self, slot: Slot) -> None:
-        """Step 4's sync. Raises OSError."""
+        """Does the sync of step 4. Raises OSError."""
         if slot.bucket.durable:
             file_sync.sync(slot.fd, datasync=True)
 
     def discard(self, slot: Slot) -> None:
-        """Undo `begin` where the part was not recorded; idempotent. What cannot be undone now is
-        counted until the upload ends."""
+        """Undoes `begin` if the part was not recorded; idempotent. Space that cannot be given back
+        now is counted until the upload ends."""
         if slot.fd < 0:
             return
         slot.close()
@@ -131,9 +131,9 @@ class Slots:
         boot: int,
         step: Step,
     ) -> Iterator[WrittenData | None]:
-        """Step 6: the data file that holds just these parts one after the other, for as long as it
-        is locked; None where there is none on this host. Raises OSError, InvalidPart, what `step`
-        raises."""
+        """Does step 6: yields the data file that holds just these parts one after the other, for as
+        long as it is locked; None if there is none on this host. Raises OSError, InvalidPart, what
+        `step` raises."""
         target = self._session.read(lambda t: _target(t, upload, parts, boot))
         fd = None if target is None else self._open(target)
         if fd is None or target is None:
@@ -174,7 +174,7 @@ class Slots:
     def _find_or_make(
         self, bucket: Bucket, upload: Upload, stride: int, moment: Moment
     ) -> int | None:
-        """The assembly's inode number; None where none could be made now."""
+        """Returns the assembly's inode number; None if none could be made now."""
 
         def find(t: Transaction) -> int | None:
             return part_assembly.find(t, upload.directory).get(stride)
@@ -215,7 +215,7 @@ class Slots:
             return None
 
     def _reserve(self, slot: Slot, upload: Upload, number: int) -> bool:
-        """Whether the place is free. Its bytes are locked already, so that it stays so."""
+        """Returns whether the place is free. Its bytes are locked already, so that it stays so."""
         place, size = slot.place, slot.size
 
         def fn(t: Transaction) -> bool:
@@ -232,7 +232,7 @@ class Slots:
 
 
 def _target(t: Transaction, upload: Upload, parts: Sequence[UploadPart], boot: int) -> int | None:
-    """The data file that is to become the object, if one can."""
+    """Returns the data file that is to become the object, if one can."""
     first, last = parts[0], parts[-1]
     if first.place.offset:
         return None
@@ -266,7 +266,7 @@ def _written(fd: int, ino: int, *, synced: bool) -> WrittenData:
 
 
 def _lock(fd: int, offset: int, length: int) -> bool:
-    """Lock these bytes, with a length of 0 all from there on; False where somebody else has some of
+    """Locks these bytes, with a length of 0 all from there on; False if another has locked some of
     them, or this filesystem knows no locks."""
     try:
         fcntl.fcntl(

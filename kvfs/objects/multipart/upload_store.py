@@ -74,8 +74,8 @@ class Uploads:
     def begin_part(
         self, bucket: bytes, key: bytes, upload_id: str, number: int, size_hint: int
     ) -> ObjectDraft:
-        """As `ObjectStore.begin`, of a part, whose size is as hinted unless that is 0. Raises
-        NoSuchUpload, Invalid too."""
+        """Like `ObjectStore.begin`, for a part, whose size is as hinted unless that is 0. Also
+        raises NoSuchUpload, Invalid."""
         upload_transactions.check_number(number)
 
         def fn(t: Transaction) -> tuple[Bucket, Upload]:
@@ -88,7 +88,7 @@ class Uploads:
         return ObjectDraft(body, found, key, upload, number)
 
     def commit_part(self, draft: ObjectDraft, etag: str, metadata: Metadata) -> UploadPart:
-        """As `ObjectStore.commit`. Raises NoSuchUpload when the upload has ended meanwhile."""
+        """Like `ObjectStore.commit`. Raises NoSuchUpload when the upload has ended meanwhile."""
         upload = draft.upload
         assert upload is not None, "an object is put with commit"
         if isinstance(draft.body, Slot):
@@ -113,11 +113,11 @@ class Uploads:
         check_source: Check = anything,
         step: Step = go_on,
     ) -> Facts:
-        """Fill a draft with a range of an object; the facts of the source. `step`: as for
+        """Fills a draft with a range of an object; returns the facts of the source. `step`: as for
         `ObjectStore.copy`.
 
-        Raises as `open`; Invalid when the range is not within it, Conflict when it was written to
-        meanwhile.
+        Raises what `open` raises; Invalid when the range is not within it, Conflict when it was
+        written to meanwhile.
         """
         opened = self._opener.open(*source)
         try:
@@ -135,8 +135,8 @@ class Uploads:
     def list_parts(
         self, bucket: bytes, key: bytes, upload_id: str, after: int = 0, limit: int = 1000
     ) -> tuple[Upload, list[UploadPart], bool]:
-        """The upload, its parts with numbers above `after`, and whether there are more. Raises
-        NoSuchBucket, NoSuchUpload."""
+        """Returns the upload, its parts with numbers above `after`, and whether there are more.
+        Raises NoSuchBucket, NoSuchUpload."""
 
         def fn(t: Transaction) -> tuple[Upload, list[UploadPart], bool]:
             upload = upload_transactions.find(t, lookup.find_bucket(t, bucket), key, upload_id)
@@ -179,7 +179,7 @@ class Uploads:
         self._publisher.change(fn)
 
     def completed(self, bucket: bytes, key: bytes, upload_id: str) -> tuple[str, str] | None:
-        """(ETag, version) that completing this upload gave within the last hour. Raises
+        """Returns (ETag, version) that completing this upload gave within the last hour. Raises
         NoSuchBucket."""
         return self._session.read(
             lambda t: upload_transactions.completed(
@@ -190,7 +190,7 @@ class Uploads:
     def choose_parts(
         self, bucket: bytes, key: bytes, upload_id: str, wanted: Sequence[CompletedPart]
     ) -> tuple[Upload, list[UploadPart]]:
-        """The upload and the parts that `complete` is to put together. Raises NoSuchBucket,
+        """Returns the upload and the parts that `complete` is to put together. Raises NoSuchBucket,
         NoSuchUpload, Invalid, PartOrder, InvalidPart, PartTooSmall."""
 
         def fn(t: Transaction) -> tuple[Upload, list[UploadPart]]:
@@ -211,10 +211,10 @@ class Uploads:
         check: Check = anything,
         step: Step = go_on,
     ) -> Facts:
-        """Put an object together from chosen parts, wherever they were put, and end the upload.
-        `step`: as for `ObjectStore.copy`, where bytes are copied; what it raises leaves the upload
-        as it was. Raises as `ObjectStore.commit`, NoSuchUpload and InvalidPart (the upload or a
-        part was changed meanwhile), Unavailable too where a part's node does not answer."""
+        """Assembles an object from chosen parts, wherever they were put, and ends the upload.
+        `step`: as for `ObjectStore.copy`, if bytes are copied; an exception of it leaves the upload
+        as it was. Raises what `ObjectStore.commit` raises, NoSuchUpload and InvalidPart (the upload
+        or a part was changed meanwhile), also Unavailable if a part's node does not answer."""
         found = self._session.read(lambda t: lookup.find_bucket(t, bucket))
 
         def fn(
@@ -246,7 +246,7 @@ class Uploads:
     def _gathered(
         self, bucket: Bucket, parts: Sequence[UploadPart], gathering: PartGathering, step: Step
     ) -> Draft:
-        """A new body of these parts, one after the other."""
+        """Returns a new body of these parts, one after the other."""
         body = self._stage.begin_one(bucket.new_file(sum(part.size for part in parts)))
         try:
             at = 0

@@ -9,10 +9,11 @@ kept as attributes of the directory.
 | created | the upload: it can go on, or be aborted |
 | part: as a put, into the directory | the part |
 | part, received into its place in a file of many: see `part_slots` | the part |
-| complete: the object's data put together in a draft | the upload, a draft (mended as any other) |
+| complete: the object's data assembled in a draft | the upload, a draft (handled as any other) |
 | complete: one transaction puts the object, removes the parts and notes the result | the object |
 
-The note of a completed upload stays for an hour, so that completing it again gives the same answer.
+The note of a completed upload stays for an hour, so that completing it again gives the same
+answer.
 """
 
 import itertools
@@ -79,17 +80,17 @@ class UploadPart(NamedTuple):
 
 
 class CompletedPart(NamedTuple):
-    """A part as the one who completes the upload names it."""
+    """A part as the completing client names it."""
 
     number: int
     etag: str
-    """Without quotes."""
+    """The ETag without quotes."""
     checksum: tuple[str, str] | None = None
     """Name (of `object_attributes`) and value that the part must have been given."""
 
 
 class UploadPage(NamedTuple):
-    """A part of a list of uploads: where to go on is after a key and an id."""
+    """A part of a list of uploads: the point to go on after is a key and an id."""
 
     uploads: list[Upload]
     prefixes: list[bytes]
@@ -101,7 +102,7 @@ class UploadPage(NamedTuple):
 def create(
     t: Transaction, bucket: Bucket, key: bytes, metadata: Metadata, moment: Moment
 ) -> Upload:
-    """Begin an upload. Raises Invalid (no possible key), TooLarge."""
+    """Begins an upload. Raises Invalid (no possible key), TooLarge."""
     check_key(key)
     _sweep(t, bucket, moment)
     above = _directory(t, bucket, UPLOADS, moment)
@@ -136,7 +137,7 @@ def put_part(
     moment: Moment,
     changed: Changed,
 ) -> UploadPart:
-    """Put a part, over one of the same number. Raises NoSuchUpload, Invalid, Dropped."""
+    """Puts a part, over one of the same number. Raises NoSuchUpload, Invalid, Dropped."""
     check_number(number)
     find(t, bucket, upload.key, upload.id)
     name = part_name(number)
@@ -159,8 +160,8 @@ def put_part_in_place(
     *,
     synced: bool,
 ) -> UploadPart:
-    """Likewise, of a part whose bytes are in an assembly. Raises NoSuchUpload, InvalidPart (the
-    assembly was evicted)."""
+    """Puts a part whose bytes are in an assembly. Raises NoSuchUpload, InvalidPart (the assembly
+    was evicted)."""
     directory, name = find(t, bucket, upload.key, upload.id).directory, part_name(number)
     if place.data not in part_assembly.find(t, directory).values():
         raise InvalidPart("the upload's data were evicted")
@@ -176,7 +177,7 @@ def put_part_in_place(
 def list_parts(
     t: Transaction, upload: Upload, after: int, limit: int, boot: int
 ) -> tuple[list[UploadPart], bool]:
-    """Up to `limit` parts with numbers greater than `after`, and whether there are more."""
+    """Returns up to `limit` parts with numbers greater than `after`, and whether there are more."""
     prefix = keys.entries(upload.directory)
     found: list[UploadPart] = []
     if limit <= 0:
@@ -193,14 +194,14 @@ def list_parts(
 
 
 def part_name(number: int) -> bytes:
-    """The name of a part in the upload's directory."""
+    """Returns the name of a part in the upload's directory."""
     return b"%05d" % number
 
 
 def _part(
     t: Transaction, number: int, ino: int, assemblies: frozenset[int], boot: int
 ) -> UploadPart | None:
-    """None where its data are gone."""
+    """Returns a part; None if its data are gone."""
     inode, raw = read_inode(t, ino), object_attributes.read_raw(t, ino)
     place = part_assembly.take_place(raw)
     if place is None and not lookup.is_object(t, ino, inode, boot):
@@ -214,8 +215,8 @@ def _part(
 
 
 def _is_kept(t: Transaction, place: PartBytes, inode: Inode, boot: int) -> bool:
-    """Whether the bytes of a part in an assembly survived the last power cut, if there was one: of
-    what another node wrote, that node knows, as with files (`published.is_visible`)."""
+    """Returns whether the bytes of a part in an assembly survived the last power cut, if there was
+    one: for those of another node, that node knows, as with files (`published.is_visible`)."""
     if inode.boot in (0, boot):
         return True
     return bool(t.node) and t.get(keys.unsealed(place.data)) not in (None, t.node)
@@ -224,8 +225,8 @@ def _is_kept(t: Transaction, place: PartBytes, inode: Inode, boot: int) -> bool:
 def choose_parts(
     t: Transaction, upload: Upload, wanted: Sequence[CompletedPart], boot: int
 ) -> list[UploadPart]:
-    """The parts to put together; of a part that is named again the last naming counts, as of one
-    that is sent again. Raises PartOrder, InvalidPart, PartTooSmall."""
+    """Returns the parts to assemble; if a part is named again the last naming counts, as if it were
+    sent again. Raises PartOrder, InvalidPart, PartTooSmall."""
     if not wanted:
         raise Invalid("an upload is completed with at least one part")
     if any(one.number > other.number for one, other in itertools.pairwise(wanted)):
@@ -259,7 +260,7 @@ def complete(
     moment: Moment,
     changed: Changed,
 ) -> None:
-    """Remove an upload whose object was put in this transaction, and note that."""
+    """Removes an upload whose object was put in this transaction, and notes that."""
     _remove(t, bucket, upload, moment, changed)
     above = _directory(t, bucket, COMPLETED, moment)
     ino = mutations.add_note(t, bucket, above, upload.id.encode(), moment)
@@ -268,7 +269,7 @@ def complete(
 
 
 def completed(t: Transaction, bucket: Bucket, key: bytes, upload_id: str) -> tuple[str, str] | None:
-    """(ETag, version) that completing this upload gave, within the last hour."""
+    """Returns (ETag, version) that completing this upload gave, within the last hour."""
     above = t.get(keys.directory_entry(bucket.root, COMPLETED))
     name = upload_id.encode(errors="replace")
     if above is None or len(name) != _ID_BYTES or b"/" in name:
@@ -283,7 +284,7 @@ def completed(t: Transaction, bucket: Bucket, key: bytes, upload_id: str) -> tup
 def abort(
     t: Transaction, bucket: Bucket, key: bytes, upload_id: str, moment: Moment, changed: Changed
 ) -> None:
-    """Remove an upload with its parts. Raises NoSuchUpload."""
+    """Removes an upload with its parts. Raises NoSuchUpload."""
     _remove(t, bucket, find(t, bucket, key, upload_id), moment, changed)
 
 
@@ -297,8 +298,8 @@ def list_all(
     start_id: str = "",
     max_uploads: int = 1000,
 ) -> UploadPage:
-    """Uploads in the order of their keys, then of their beginning; after (`start_after`,
-    `start_id`), where without an id the whole key is left out. Reads all uploads of the bucket."""
+    """Returns uploads in the order of their keys, then of their beginning; after (`start_after`,
+    `start_id`); without an id the whole key is left out. Reads all uploads of the bucket."""
     found: list[tuple[bytes, str, Upload | None]] = []
     common: set[bytes] = set()
     for upload in _uploads(t, bucket):
@@ -330,7 +331,7 @@ def check_number(number: int) -> None:
 
 
 def notes(t: Transaction, directory: int) -> list[tuple[bytes, int]]:
-    """(name, inode number) of the results of completed uploads, the oldest upload first."""
+    """Returns (name, inode number) of the results of completed uploads, the oldest upload first."""
     prefix = keys.entries(directory)
     return [
         (key[len(prefix) :], keys.unpack_u64(value))
@@ -339,7 +340,7 @@ def notes(t: Transaction, directory: int) -> list[tuple[bytes, int]]:
 
 
 def remove_note(t: Transaction, directory: int, name: bytes, ino: int) -> None:
-    """Nobody but this module sees a note: it goes at once."""
+    """Removes a note, at once, since only this module sees it."""
     t.delete(keys.file_entry(directory, name))
     drop_inode(t, ino, read_inode(t, ino))
 
@@ -403,7 +404,7 @@ def _remove(
 
 
 def _remove_if_empty(t: Transaction, bucket: Bucket, above: int, moment: Moment) -> None:
-    """No mount shows it, so that nobody holds it."""
+    """Removes a directory that no mount shows, so that nobody holds it."""
     if next(t.scan(keys.entries(above), keys.after(keys.entries(above))), None) is None:
         t.delete(keys.directory_entry(bucket.root, UPLOADS))
         drop_inode(t, above, read_inode(t, above))
@@ -411,7 +412,7 @@ def _remove_if_empty(t: Transaction, bucket: Bucket, above: int, moment: Moment)
 
 
 def _sweep(t: Transaction, bucket: Bucket, moment: Moment) -> None:
-    """Remove a few notes that are older than anybody asks for."""
+    """Removes a few notes that are older than anyone asks for."""
     above = t.get(keys.directory_entry(bucket.root, COMPLETED))
     if above is None:
         return
