@@ -3,9 +3,9 @@
 Invariants
 - A chunk is in one state: missing, asked for (of one stream), or here.
 - A chunk that is here stays here.
-- Whoever waits for a chunk has it before what is only likely to be wanted, and that comes before
+- Chunks that tasks wait for come before those that are only likely to be wanted, and these before
   the rest, in the order of the file.
-- A source that may not answer is asked for nothing that somebody waits for (`take_last`).
+- A source that may not answer is asked for no chunk that a task waits for (`take_last`).
 """
 
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ _HERE: Final = 2
 
 
 class ChunkSpan(NamedTuple):
-    """Chunks that lie one after the other."""
+    """Consecutive chunks."""
 
     first: int
     chunks: int
@@ -52,7 +52,7 @@ class ChunkPlan:
         return self._states.count(_HERE, span.first, span.end) == span.chunks
 
     def run(self, first: int, most: int) -> int:
-        """How many chunks from `first` on are here, at most so many."""
+        """Returns how many chunks from `first` on are here, at most so many."""
         count = 0
         for state in self._states[first : first + most]:
             if state != _HERE:
@@ -61,13 +61,13 @@ class ChunkPlan:
         return count
 
     def urge(self, span: ChunkSpan) -> None:
-        """Somebody waits for these."""
+        """Notes that a task waits for these."""
         for chunk in range(span.first, span.end):
             if self._states[chunk] == _MISSING:
                 self._urgent[chunk] = None
 
     def expect(self, span: ChunkSpan) -> None:
-        """These are likely to be wanted soon."""
+        """Notes that these are likely to be wanted soon."""
         for chunk in range(span.first, span.end):
             if self._states[chunk] == _MISSING:
                 self._likely[chunk] = None
@@ -77,7 +77,7 @@ class ChunkPlan:
         return self._states.count(_MISSING)
 
     def take(self, most: int) -> ChunkSpan | None:
-        """The next chunks to ask for, `most` at most; None where there are none."""
+        """Returns the next chunks to ask for, `most` at most; None if there are none."""
         first = self._next()
         if first is None:
             return None
@@ -125,12 +125,12 @@ class ChunkPlan:
             self._cursor = min(self._cursor, back[0])
 
     def skip(self, chunk: int) -> None:
-        """It is here, unless it was asked for."""
+        """Counts a chunk as here, unless it was asked for."""
         if self._states[chunk] == _MISSING:
             self.put(chunk)
 
     def put(self, chunk: int) -> None:
-        """It is here."""
+        """Counts a chunk as here."""
         if self._states[chunk] != _HERE:
             self._states[chunk] = _HERE
             self.here += 1

@@ -2,11 +2,11 @@
 
 Invariants
 - A file that is arriving offers only chunks that are here.
-- The index knows the checksums of sealed content; where it does not (just sealed, or the index is
-  new), and of other content, they are computed from the bytes when it is asked for.
+- The index knows the checksums of sealed content; if it does not (just sealed, or the index is
+  new), and for other content, they are computed from the bytes on request.
 - A data file that is open is not evicted while it is sent.
-- A data file that is written in place is nobody's: what its record speaks of is not there any more,
-  and what will be published is not there yet.
+- A data file that is written in place is given to nobody: its recorded content is gone, and its
+  next content is not published yet.
 """
 
 import os
@@ -24,7 +24,8 @@ from kvfs.datastore.index import Index
 from kvfs.transfer.peer_fetches import PeerFetches
 
 _WAIT_S: Final = 0.3
-"""For a chunk that is on its way: the asking node hears of us before it gives us up."""
+"""Time to wait for a chunk that is on its way: the asking node hears of us before it gives us
+up."""
 _SUMS_S: Final = 3.0
 _LEASED_S: Final = 0.02
 _LEASED_TRIES: Final = 10
@@ -32,7 +33,7 @@ _HASHING_THREADS: Final = 4
 _INLINE_CHUNKS: Final = 1
 """Chunks in memory whose checksums take less time than a thread's wake-up."""
 _COMPUTED_MOST: Final = 64
-"""Files whose checksums are kept that the index does not know."""
+"""Files whose computed checksums are kept, as the index does not know them."""
 
 
 class ChunkProvider:
@@ -92,7 +93,7 @@ class ChunkProvider:
             os.close(fd)
 
     async def _open(self, ino: int, version: int) -> int | None:
-        """None where there is no whole data file. Raises Unavailable."""
+        """Returns a descriptor; None if there is no whole data file. Raises Unavailable."""
         for _ in range(_LEASED_TRIES):
             try:
                 return self._files.open_unseen(ino, version)
@@ -178,7 +179,8 @@ def _stamp(fd: int) -> bytes:
 
 
 def _told(ask: Ask, sums: bytes, count: int) -> bytes:
-    """The part of the file's checksums that an answer with the first `count` chunks carries."""
+    """Returns the part of the file's checksums that an answer with the first `count` chunks
+    carries."""
     if ask.tells_all:
         return sums
     return sums[ask.first * DIGEST_BYTES : (ask.first + count) * DIGEST_BYTES]

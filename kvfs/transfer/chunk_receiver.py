@@ -1,4 +1,4 @@
-"""The body of an answer into a file, verified chunk by chunk.
+"""Receives the body of an answer into the file, verified chunk by chunk.
 
 Payload goes from the socket into a reused buffer, is hashed there in C while the CPU's cache still
 has it, and written from there: on two cores 0.69 s of CPU for a GB; with splice and a mapping of
@@ -22,15 +22,15 @@ from kvfs.cluster.peer_protocol import CHUNK_BYTES, DIGEST_BYTES
 from kvfs.transfer.sink import Sink
 
 STALL_S: Final = 5.0
-"""Nothing comes for so long: it is asked elsewhere."""
+"""Time without a byte after which another source is asked."""
 BUFFER_BYTES: Final = 1 << 20
-"""With 256 KiB a GB takes a sixth more of the CPU: calls, and turns of the GIL."""
+"""Size of a buffer. With 256 KiB a GB takes a sixth more of the CPU: calls, and turns of the
+GIL."""
 _IDLE_BUFFERS: Final = 4
 _PAUSE_MS: Final = 20
 _INLINE_BYTES: Final = 4 << 20
 """Bytes for which a thread's wake-up would be a good part of the time; a step takes half a
-millisecond.
-"""
+millisecond."""
 
 
 class ChunkBuffers:
@@ -67,13 +67,13 @@ class Taking(ABC):
         self._hash = xxhash.xxh3_128()
         self._began = time.monotonic()
         self.moved_at = self._began
-        """When bytes last came (of time.monotonic)."""
+        """The time when bytes last came (time.monotonic)."""
         self.stopped = False
-        """Set it before it is cancelled."""
+        """Must be set before it is cancelled."""
 
     @property
     def chunk_began(self) -> float:
-        """When the chunk that comes now did begin to (of time.monotonic)."""
+        """The time when the present chunk began to come (time.monotonic)."""
         return self._began
 
     @property
@@ -83,13 +83,14 @@ class Taking(ABC):
 
     @property
     def _chunk_left(self) -> int:
-        """Bytes of it that are still to come."""
+        """Bytes of the present chunk that are still to come."""
         return min((self._chunk + 1) * CHUNK_BYTES, self._size) - self._offset
 
     @abstractmethod
     async def run(self, threads: trio.CapacityLimiter) -> None:
-        """All of it. Raises Corrupt (a chunk does not have its checksum), Unavailable (nothing
-        comes), ConnectionLost, OSError (the file). Cancelled: what arrived until then has."""
+        """Takes the whole answer. Raises Corrupt (a chunk does not have its checksum), Unavailable
+        (nothing comes), ConnectionLost, OSError (the file). Cancelled: chunks that arrived until
+        then stay."""
 
     def _take(self, part: memoryview) -> None:
         self._hash.update(part)
@@ -107,7 +108,8 @@ class Taking(ABC):
 
 
 class Receiving(Taking):
-    """The bytes come as the answer's body. `burst` runs in a thread, the rest in the loop."""
+    """Takes bytes that come as the answer's body. `burst` runs in a thread, the rest in the
+    loop."""
 
     def __init__(
         self, incoming: IncomingChunks, sink: Sink, buffer: memoryview, arrived: Arrived
@@ -118,7 +120,7 @@ class Receiving(Taking):
         self._token = trio.lowlevel.current_trio_token()
 
     async def run(self, threads: trio.CapacityLimiter) -> None:
-        """As `Taking.run`. Cancelled: it ends within a pause, if `stopped` was set."""
+        """Like `Taking.run`. Cancelled: it ends within a pause, if `stopped` was set."""
         while not await self._take_turn(threads):
             with trio.move_on_after(STALL_S) as scope:
                 await self._connection.wait_readable()
@@ -126,8 +128,8 @@ class Receiving(Taking):
                 raise Unavailable(f"nothing has come for {STALL_S:g} s")
 
     async def _take_turn(self, threads: trio.CapacityLimiter) -> bool:
-        """Takes the bytes that come without a pause; returns whether the body has ended. Where
-        little is left, not in a thread."""
+        """Takes the bytes that come without a pause; returns whether the body has ended. If little
+        is left, not in a thread."""
         if self._connection.remaining > _INLINE_BYTES:
             return await trio.to_thread.run_sync(self._burst, limiter=threads)
         while (ended := self._step(0, self._arrived)) is False:
@@ -145,8 +147,8 @@ class Receiving(Taking):
         self._token.run_sync_soon(self._arrived, chunk, bytes_, seconds)
 
     def _step(self, patience_ms: int, tell: Arrived) -> bool | None:
-        """Takes the bytes that are there, up to a buffer's length; returns whether they were the
-        body's end; None: there are none."""
+        """Takes the available bytes, up to a buffer's length; returns whether they were the body's
+        end; None: there are none."""
         left = self._chunk_left
         count = self._connection.receive_soon(self._buffer[:left], patience_ms)
         if count is None:

@@ -17,12 +17,13 @@ from kvfs.transfer.chunk_receiver import STALL_S, Taking
 from kvfs.transfer.sources import PeerSource
 
 _SILENT_S: Final = 0.5
-"""A stream that gets nothing for so long is stuck."""
+"""Time without a byte after which a stream is stuck."""
 _SLOW_S: Final = 1.0
-"""Likewise one whose chunk would take so much longer, and _SLOW_FACTOR times what others need."""
+"""A stream is also stuck if its chunk would take so much longer, and _SLOW_FACTOR times what others
+need."""
 _SLOW_FACTOR: Final = 4
 _ANSWERS: Final = 3
-"""Times what a source took to answer before, it may take without being stuck."""
+"""A source may take so many times its usual time to answer without being stuck."""
 _RELAY_S: Final = 1.0
 """Seconds for a relay: one that is getting the file itself says so within a third of it."""
 
@@ -41,18 +42,18 @@ class SourceStream:
         self.was_cut = False
 
     def cut(self) -> None:
-        """End it; what it did not bring is given back."""
+        """Ends it; chunks that it did not bring are given back."""
         self.was_cut = True
         if self.receiving is not None:
             self.receiving.stopped = True
         self.scope.cancel()
 
     def silent_s(self, now: float) -> float:
-        """Seconds for which nothing has come."""
+        """Returns seconds for which nothing has come."""
         return now - (self.began if self.receiving is None else self.receiving.moved_at)
 
     def chunk_left_s(self, now: float) -> float:
-        """How long the rest of its chunk takes at the pace of what has come of it."""
+        """Returns how long the rest of its chunk takes at the pace of its received part."""
         if self.receiving is None or not self.receiving.chunk_bytes:
             return 0.0
         came, took_s = self.receiving.chunk_bytes, now - self.receiving.chunk_began
@@ -66,11 +67,11 @@ class Hedging:
         self._silent_s = _SILENT_S
 
     def lost_patience(self) -> None:
-        """A stream lost its work."""
+        """Notes that a stream lost its work."""
         self._silent_s = min(2 * self._silent_s, STALL_S)
 
     def is_stuck(self, stream: SourceStream, active: Collection[PeerSource], now: float) -> bool:
-        """`active`: the sources that are asked at the time."""
+        """Returns whether the stream is stuck. `active`: the sources that are asked at the time."""
         patience_s = _SILENT_S if stream.on_trial else self._silent_s
         if stream.receiving is None:
             relay_s = _RELAY_S if stream.source.is_relay else 0.0

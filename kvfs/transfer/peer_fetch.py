@@ -2,8 +2,8 @@
 
 A stream asks a source for a span of chunks and receives it; then for the next. Chunks that it did
 not get go back into the plan, to whichever stream is free. A source that is stuck while others are
-not loses its streams (hedging): what they were to bring is asked of others, and the file never has
-two writers of one chunk. What was learned of it so holds for other files too, for a while.
+not loses its streams (hedging): others are asked for their chunks, and the file never has two
+writers of one chunk. What was learned of a source so holds for other files too, for a while.
 
 Invariants
 - Every wait ends: an answer's head and each pause of a body within STALL_S, a source after two
@@ -42,10 +42,10 @@ _RELAY_MOST_S: Final = 10.0
 _RETRY_S: Final = 0.1
 _SUMS_S: Final = 5.0
 _DOUBT_S: Final = 10.0
-"""For so long a node that did not bring what it was to is the last to be asked for other files: a
+"""Time for which a node that failed to bring its chunks is the last to be asked for other files: a
 lease's length, after which one that died has none."""
 _NEXT_S: Final = 0.5
-"""After it a second source is asked for the checksums."""
+"""Time after which a second source is asked for the checksums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class Means:
     transport: Transport
     threads: trio.CapacityLimiter
     paces: dict[int, float]
-    """How long a stream of a node took for a chunk, when last asked."""
+    """Seconds that a stream of a node took for a chunk, when last asked."""
     doubts: dict[int, float]
-    """Until when (of time.monotonic) a node is the last to be asked."""
+    """Times (time.monotonic) until which a node is the last to be asked."""
     counters: dict[str, int]
 
     def in_doubt(self) -> set[int]:
-        """The nodes that are the last to be asked now."""
+        """Returns the nodes that are the last to be asked now."""
         now = time.monotonic()
         return {node for node, until in self.doubts.items() if now < until}
 
@@ -150,8 +150,8 @@ class PeerFetch:
     # --- the checksums of a sealed file ---
 
     async def _agree(self) -> None:
-        """Learn all checksums from a source that the record agrees with; a second is asked where
-        the first is slow. Raises what `Sources.failure` says."""
+        """Learns all checksums from a source that the record agrees with; a second is asked if the
+        first is slow. Raises the error of `Sources.failure`."""
         async with trio.open_nursery() as nursery:
             asked = self._sources.of(Standing.RESERVE)
             for delay, source in enumerate(asked):
@@ -180,7 +180,7 @@ class PeerFetch:
                 await trio.sleep(_RETRY_S)
 
     def _agree_on(self, sums: object) -> None:
-        """Believe these checksums of all chunks. Raises Corrupt where the record does not vouch for
+        """Trusts these checksums of all chunks. Raises Corrupt if the record does not vouch for
         them."""
         if (
             not isinstance(sums, bytes)
@@ -212,7 +212,7 @@ class PeerFetch:
                 self._nursery.start_soon(self._work, source)
 
     async def _work(self, source: PeerSource) -> None:
-        """One stream after the other, as long as the source is asked."""
+        """Runs one stream after the other, as long as the source is asked."""
         try:
             while self._is_engaged(source):
                 on_trial = self._sources.is_on_trial(source)
@@ -320,7 +320,7 @@ class PeerFetch:
             self._sources.redirected(source, addresses)
 
     def _wait_on(self, source: PeerSource) -> None:
-        """It is getting the file itself."""
+        """Waits for a source that is getting the file itself."""
         now = time.monotonic()
         if now - source.came_at > _RELAY_MOST_S:
             error = Unavailable(f"node {source.address.node} does not get the file either")

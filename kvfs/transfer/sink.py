@@ -5,18 +5,18 @@ import threading
 
 
 class Sink:
-    """Any thread.
+    """Writes a file. Any thread may use it.
 
     One writes at a time: writers of one file exclude each other in the kernel anyway, and spin
     there while they wait; here they sleep."""
 
     def __init__(self, fd: int) -> None:
-        """`fd` is its owner's."""
+        """`fd` belongs to its owner."""
         self._fd = fd
         self._lock = threading.Lock()
 
     def write(self, part: memoryview, offset: int) -> None:
-        """All of it. Raises OSError."""
+        """Writes all of it. Raises OSError."""
         with self._lock:
             done = 0
             while done < len(part):

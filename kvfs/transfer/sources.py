@@ -22,19 +22,19 @@ from kvfs.base.errors import Busy, Conflict, Corrupt, KvfsError, NotFound, Unava
 from kvfs.cluster.peer_protocol import CHUNK_BYTES, MOST_CHUNKS, PeerAddress
 
 STREAMS: Final = 2
-"""For each source of a file: while one asks, the other receives."""
+"""Streams for each source of a file: while one asks, the other receives."""
 _FAST_S: Final = 0.05
-"""A chunk comes in less: then the time between an answer and the next counts."""
+"""Time for a chunk below which the time between an answer and the next counts."""
 _REST_S: Final = 1.0
 _SPAN_S: Final = 0.1
 """Seconds that one request takes, about: the shorter, the less is lost with a holder."""
 _PASSING: Final = Unavailable
 _FIRST_CHUNKS: Final = 8
-"""Asked for before it is known how fast they come."""
+"""Chunks asked for before their speed is known."""
 _MOST_STRIKES: Final = 2
 _MOST_SOURCES: Final = 64
 _CHUNKS_EACH: Final = 4
-"""A file of fewer chunks for each source is not asked of all of them at once."""
+"""With fewer chunks for each source, not all sources of a file are asked at once."""
 
 
 class Standing(Enum):
@@ -46,7 +46,7 @@ class Standing(Enum):
 
 
 class PeerSource:
-    """One node."""
+    """One node that may have the file."""
 
     def __init__(
         self, address: PeerAddress, chunk_s: float = 0.0, is_in_doubt: bool = False
@@ -55,26 +55,26 @@ class PeerSource:
         self.standing = Standing.RESERVE
         self.is_in_doubt = is_in_doubt
         self.is_relay = False
-        """It was named by a holder: it may be getting the file itself, and answers when it has the
+        """Whether a holder named it: it may be getting the file itself, and answers when it has the
         chunk."""
         self.insist = False
         self.strikes = 0
         self.cuts = 0
         """How often it was too slow."""
         self.chunk_s = chunk_s
-        """How long a stream takes for a chunk; 0: not known."""
+        """Seconds that a stream takes for a chunk; 0: not known."""
         self.came_at = 0.0
-        """When a chunk last came, or it was first asked."""
+        """The time when a chunk last came, or it was first asked."""
         self.rests_until = -math.inf
-        """It was too slow: until then others are asked."""
+        """The time until which others are asked, since it was too slow."""
         self.answer_s = 0.0
-        """How long it takes to answer."""
+        """Seconds that it takes to answer."""
         self.streams = 0
         self.failure: KvfsError | None = None
         self._struck_at = -math.inf
 
     def came(self, bytes_: int, seconds: float, now: float) -> None:
-        """So much of a chunk came in so long a time."""
+        """Notes that so much of a chunk came in so long a time."""
         self.strikes = 0
         self.is_in_doubt = False
         self.came_at = now
@@ -96,15 +96,15 @@ class PeerSource:
 
     @property
     def streams_wanted(self) -> int:
-        """How many requests are to be under way at a time. A chunk of a slow one comes sooner, and
-        can be handed on, where it does not share the link with the next."""
+        """The number of requests that should be under way at a time. A chunk of a slow one comes
+        sooner, and can be passed on, if it does not share the link with the next."""
         pace_s = self.chunk_s / max(1, self.streams)
         return STREAMS if 0 < pace_s < _FAST_S and not self.is_in_doubt else 1
 
     def span_limit(self, left: int, asked: int, streams: int, alone: bool) -> int:
-        """How many chunks to ask for in one request, where `left` are to be asked for and `asked`
-        are under way, shared among so many streams. `alone`: no other source is asked, so that none
-        could be left with too many."""
+        """Returns how many chunks to ask for in one request, if `left` are to be asked for and
+        `asked` are under way, shared among so many streams. `alone`: no other source is asked, so
+        that none could be left with too many."""
         share = -(-(left + asked if alone else left / 2) // max(streams, 1))
         if not self.chunk_s:
             return max(1, min(_FIRST_CHUNKS if alone else 1, int(share)))
@@ -122,8 +122,8 @@ class Sources:
         paces: Mapping[int, float] | None = None,
         in_doubt: Collection[int] = (),
     ) -> None:
-        """`paces`: how long nodes took for a chunk of other files; `in_doubt`: nodes that did not
-        bring what other files were to have of them."""
+        """`paces`: seconds that nodes took for a chunk of other files; `in_doubt`: nodes that
+        failed to bring chunks of other files."""
         self._me = me
         self._paces = paces or {}
         self._in_doubt = in_doubt
@@ -132,7 +132,7 @@ class Sources:
         self._at_once = max(1, chunks // _CHUNKS_EACH)
 
     def add(self, addresses: Iterable[PeerAddress]) -> list[PeerSource]:
-        """Further nodes that may have it; those that were not known before."""
+        """Adds nodes that may have it; returns those that were not known before."""
         added = []
         for address in addresses:
             known = address.node == self._me or address.node in self._all
@@ -146,9 +146,9 @@ class Sources:
         return [source for source in self._all.values() if source.standing is standing]
 
     def activate(self, now: float) -> list[PeerSource]:
-        """The sources that are to be asked from now on, so that as many are as the file is worth.
-        One that sent us away is asked again where nobody else is left, one that was too slow after
-        a while."""
+        """Returns the sources that are to be asked from now on, so that as many are as the file is
+        worth. One that redirected us is asked again if nobody else is left, one that was too slow
+        after a while."""
         active, reserve = self.of(Standing.ACTIVE), self._reserve()
         willing = [each for each in reserve if not each.insist and each.rests_until <= now]
         if not willing:
@@ -159,7 +159,7 @@ class Sources:
         return self._promote(chosen[: max(0, self._at_once - len(active))], now)
 
     def activate_another(self, now: float) -> list[PeerSource]:
-        """One more, where there is one, since those that are asked are stuck."""
+        """Returns one more, if there is one, since those that are asked are stuck."""
         return self._promote(self._reserve()[:1], now)
 
     def _promote(self, sources: list[PeerSource], now: float) -> list[PeerSource]:
@@ -175,11 +175,11 @@ class Sources:
         )
 
     def is_on_trial(self, source: PeerSource) -> bool:
-        """Whether it is in doubt, while another one is asked that is not."""
+        """Returns whether it is in doubt, while another one is asked that is not."""
         return source.is_in_doubt and not all(each.is_in_doubt for each in self.of(Standing.ACTIVE))
 
     def too_slow(self, source: PeerSource, now: float) -> None:
-        """Others are to be asked in its place, for a while, the second time for longer."""
+        """Makes others be asked in its place, for a while, the second time for longer."""
         source.rests_until = now + _REST_S * 2.0 ** min(source.cuts, 8)
         source.cuts += 1
         source.is_in_doubt = True
@@ -187,7 +187,7 @@ class Sources:
             source.standing = Standing.RESERVE
 
     def redirected(self, source: PeerSource, addresses: list[PeerAddress]) -> None:
-        """The source sent us to others. Asked again, it is to serve us."""
+        """Notes that the source redirected us. Asked again, it is to serve us."""
         source.insist = True
         for added in self.add(addresses):
             added.is_relay = True
@@ -200,11 +200,11 @@ class Sources:
         )
 
     def paces(self) -> dict[int, float]:
-        """How long a stream of each takes for a chunk, as far as that is known."""
+        """Returns how long a stream of each takes for a chunk, as far as that is known."""
         return {node: each.chunk_s for node, each in self._all.items() if each.chunk_s}
 
     def failure(self) -> KvfsError:
-        """Why nothing can be had any more."""
+        """Returns why nothing can be had any more."""
         failures = [source.failure for source in self._all.values() if source.failure is not None]
         for kind in (Corrupt, Conflict, Busy, Unavailable):
             for failure in failures:

@@ -1,7 +1,7 @@
-"""How the bytes of chunks come from a holder into the file that arrives.
+"""The ways of chunks' bytes from a holder into the arriving file.
 
-Who asks whom for what, redirects, checksums and deadlines are the same for all: they stay on the
-authenticated connections between nodes. Over TCP, the default, the bytes are the answer's body;
+Requests, redirects, checksums and deadlines are the same for all: they stay on the authenticated
+connections between nodes. Over TCP, the default, the bytes are the answer's body;
 `rdma.rdma_reader` has the other transport.
 """
 
@@ -19,18 +19,18 @@ class Transport(Protocol):
     """The transport of one node; for its event loop."""
 
     def mover(self, address: PeerAddress, ask: Ask) -> bytes:
-        """The field of a request that says by which other way than its answer's body the bytes may
-        come; empty: by none."""
+        """Returns the field of a request that names the way, other than its answer's body, by which
+        the bytes may come; empty: none."""
 
     def taking(
         self, address: PeerAddress, incoming: IncomingChunks, sink: Sink, arrived: Arrived
     ) -> AbstractContextManager[Taking]:
-        """Takes the answer of that node into the file; what that needs is held until the block
+        """Takes the answer of that node into the file; its resources are held until the block
         ends."""
 
 
 class OverTcp:
-    """The bytes follow the answer's head."""
+    """The transport whose bytes follow the answer's head."""
 
     def __init__(self) -> None:
         self._buffers = ChunkBuffers()

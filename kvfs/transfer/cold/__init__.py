@@ -1,1 +1,1 @@
-"""Object stores of others: where cold data go, and where trees come from and go to."""
+"""Object stores of others: the place of cold data, and the source and target of trees."""

@@ -1,10 +1,10 @@
 """One bucket of any S3 endpoint, through boto3: the only module that knows botocore's errors.
 
-Credentials come by the usual AWS chain (environment, shared files, instance roles), and so does
-what is not given here (AWS_ENDPOINT_URL, AWS_REGION, AWS_CA_BUNDLE). Every call blocks, for a
-worker thread, and ends by a deadline, which `Patience` says.
+Credentials come by the usual AWS chain (environment, shared files, instance roles), and so do
+settings that are not given here (AWS_ENDPOINT_URL, AWS_REGION, AWS_CA_BUNDLE). Every call blocks,
+for a worker thread, and ends by a deadline, which `Patience` says.
 
-Bytes of objects are boto3's: whoever moves them hands in parts of bounded size.
+Bytes of objects pass through boto3: callers hand in parts of bounded size.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _LATER: Final = frozenset(("SlowDown", "ServiceUnavailable", "InternalError", "R
 
 
 class ColdLocation(msgspec.Struct, frozen=True):
-    """A bucket, and what all keys in it begin with (no slash at either end; may be empty)."""
+    """A bucket, and the beginning of all keys in it (no slash at either end; may be empty)."""
 
     bucket: str
     prefix: str = ""
@@ -50,7 +50,7 @@ class ColdLocation(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> ColdLocation:
-    """`s3://bucket/prefix`. Raises Invalid."""
+    """Parses `s3://bucket/prefix`. Raises Invalid."""
     bucket, _, prefix = text.removeprefix(_SCHEME).partition("/")
     if not text.startswith(_SCHEME) or not bucket:
         raise Invalid(f"'{text}' is no place in an object store: write s3://BUCKET/PREFIX")
@@ -58,11 +58,11 @@ def parse(text: str) -> ColdLocation:
 
 
 class Patience(NamedTuple):
-    """How long an endpoint is waited for."""
+    """The patience with an endpoint."""
 
     connect_s: float = 5.0
     read_s: float = 30.0
-    """An answer that stands still."""
+    """Seconds for an answer that stands still."""
     attempts: int = 4
 
 
@@ -70,7 +70,7 @@ USUAL: Final = Patience()
 
 
 class Remote(NamedTuple):
-    """An object as a list or its head tells of it."""
+    """An object as a list or its head describes it."""
 
     key: str
     size: int
@@ -88,22 +88,22 @@ class ColdPart(NamedTuple):
 
 class Endpoint:
     """One bucket; any thread. Every method raises Unavailable (away, or too busy), AccessDenied,
-    Invalid, and NotFound where the bucket is missing."""
+    Invalid, and NotFound if the bucket is missing."""
 
     def __init__(self, bucket: str, url: str | None = None, patience: Patience = USUAL) -> None:
-        """`url`: of the endpoint; None: as the AWS settings have it. Raises NotSupported where
-        boto3 is not installed, Invalid."""
+        """`url`: that of the endpoint; None: from the AWS settings. Raises NotSupported if boto3 is
+        not installed, Invalid."""
         self.bucket = bucket
         self.url = url
         with _translated(bucket):
             self._client = _connect(url, patience)
 
     def close(self) -> None:
-        """Close its connections; idempotent."""
+        """Closes its connections; idempotent."""
         self._client.close()
 
     def head(self, key: str) -> Remote | None:
-        """The object, or None."""
+        """Returns the object, or None."""
         try:
             with _translated(self.bucket):
                 found = self._client.head_object(Bucket=self.bucket, Key=key)
@@ -112,7 +112,7 @@ class Endpoint:
         return Remote(key, found["ContentLength"], found["ETag"], found["LastModified"])
 
     def objects(self, prefix: str) -> Iterator[Remote]:
-        """All objects whose keys begin so, in pages, in the order of their keys."""
+        """Yields all objects whose keys begin so, in pages, in the order of their keys."""
         following: dict[str, str] = {}
         while True:
             with _translated(self.bucket):
@@ -125,7 +125,7 @@ class Endpoint:
 
     @contextlib.contextmanager
     def reading(self, key: str, start: int, size: int, etag: str | None = None) -> Iterator[Any]:
-        """A stream with `read(amount)` of this range. With `etag`, Conflict where the object is
+        """Opens a stream with `read(amount)` of this range. With `etag`, Conflict if the object is
         another one by now. Raises NotFound, also while it is read."""
         wanted = {"Range": f"bytes={start}-{start + size - 1}"} if size else {}
         if etag is not None:
@@ -141,24 +141,24 @@ class Endpoint:
                 body.close()
 
     def put(self, key: str, data: bytes) -> None:
-        """A whole object, over what is there."""
+        """Puts a whole object, over an existing one."""
         with _translated(self.bucket):
             self._client.put_object(Bucket=self.bucket, Key=key, Body=data)
 
     def delete(self, key: str) -> None:
-        """Whether it was there or not."""
+        """Deletes an object, whether it exists or not."""
         with _translated(self.bucket):
             self._client.delete_object(Bucket=self.bucket, Key=key)
 
     def begin(self, key: str) -> str:
-        """Begin an upload in parts; its id."""
+        """Begins an upload in parts; returns its id."""
         with _translated(self.bucket):
             made = self._client.create_multipart_upload(Bucket=self.bucket, Key=key)
         return str(made["UploadId"])
 
     def begun(self, key: str) -> str | None:
-        """The id of the last upload of this key that was begun and not finished; None: there is
-        none."""
+        """Returns the id of the last upload of this key that was begun and not finished; None:
+        there is none."""
         with _translated(self.bucket):
             page = self._client.list_multipart_uploads(Bucket=self.bucket, Prefix=key)
         found = [each for each in page.get("Uploads", ()) if each["Key"] == key]
@@ -167,7 +167,7 @@ class Endpoint:
         return str(max(found, key=lambda each: each["Initiated"])["UploadId"])
 
     def parts(self, key: str, upload: str) -> list[ColdPart]:
-        """The parts of an upload that are there already."""
+        """Returns the parts of an upload that are there already."""
         found: list[ColdPart] = []
         marker = 0
         while True:
@@ -184,7 +184,7 @@ class Endpoint:
             marker = page["NextPartNumberMarker"]
 
     def put_part(self, key: str, upload: str, number: int, data: bytes) -> ColdPart:
-        """One part. Raises NotFound where the upload is not there any more."""
+        """Puts one part. Raises NotFound if the upload is not there any more."""
         with _translated(self.bucket):
             done = self._client.upload_part(
                 Bucket=self.bucket, Key=key, UploadId=upload, PartNumber=number, Body=data
@@ -192,7 +192,7 @@ class Endpoint:
         return ColdPart(number, len(data), done["ETag"])
 
     def complete(self, key: str, upload: str, parts: list[ColdPart]) -> None:
-        """Make the object of its parts. Raises NotFound as `put_part`."""
+        """Makes the object of its parts. Raises NotFound like `put_part`."""
         listed = [{"PartNumber": each.number, "ETag": each.etag} for each in parts]
         with _translated(self.bucket):
             self._client.complete_multipart_upload(
@@ -238,7 +238,7 @@ def _translated(bucket: str) -> Iterator[None]:
 
 
 def _translate(error: Exception, bucket: str) -> KvfsError | None:
-    """None: it is not botocore's."""
+    """Returns our error; None: it is not botocore's."""
     from botocore import exceptions
     from urllib3.exceptions import HTTPError
 

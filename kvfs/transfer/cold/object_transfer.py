@@ -1,13 +1,13 @@
 """Moves the bytes of one object to and from a descriptor, in parts, by several threads.
 
-An upload of several parts that was cut off goes on with those that the store has, of the same
-number, size and content (an MD5 says so, or the key, where that names the content). A download goes
-on at the byte where an answer broke off, as long as one of a few attempts in a row brings some.
+An interrupted upload of several parts goes on with those that the store has, of the same number,
+size and content (known by an MD5, or by the key if that names the content). A download goes on at
+the byte where an answer broke off, as long as one of a few attempts in a row brings any.
 
 Invariants
 - A part is at most what four threads hold at once: 4 x 16 MiB, more only for files over 140 GiB.
-- `step` is called with the bytes of each part moved; what it raises ends the transfer at the next
-  part, of all threads, and nothing is left running.
+- `step` is called with the bytes of each part moved; an exception of it ends the transfer at the
+  next part, of all threads, and nothing is left running.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ _MIB: Final = 1 << 20
 _THREADS: Final = 4
 _READ_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 3
-"""Attempts in a row, without a byte."""
+"""Attempts in a row without a byte."""
 
 
 def upload(
     endpoint: Endpoint, key: str, fd: int, size: int, step: Step, *, trusted: bool = False
 ) -> None:
-    """The first `size` bytes of a file become an object. An upload of this key that was cut off
-    goes on; `trusted`: the key names the content, so that its parts need no comparison.
+    """Makes an object of the first `size` bytes of a file. An interrupted upload of this key goes
+    on; `trusted`: the key names the content, so that its parts need no comparison.
 
-    Raises as Endpoint, Conflict where the file turned out shorter, OSError.
+    Raises what Endpoint raises, Conflict if the file turned out shorter, OSError.
     """
     if size <= PART_BYTES:
         endpoint.put(key, _read(fd, 0, size))
@@ -55,8 +55,8 @@ def upload(
 def download(
     endpoint: Endpoint, key: str, size: int, fd: int, step: Step, *, etag: str | None = None
 ) -> None:
-    """An object of this size, into a file from its start on. Raises as Endpoint.reading, Conflict
-    where it is shorter, OSError."""
+    """Writes an object of this size into a file from its start on. Raises what Endpoint.reading
+    raises, Conflict if it is shorter, OSError."""
     length = part_bytes(size)
     ended = threading.Event()
 
@@ -72,7 +72,8 @@ def download(
 
 
 def part_bytes(size: int) -> int:
-    """The size of the parts of a file of so many bytes: whole MiB, and never too many parts."""
+    """Returns the size of the parts of a file of so many bytes: whole MiB, and never too many
+    parts."""
     least = -(-size // _MOST_PARTS)
     return max(PART_BYTES, -(-least // _MIB) * _MIB)
 
@@ -144,7 +145,8 @@ def _write(fd: int, data: bytes, at: int) -> None:
 
 
 def _in_threads(job: Callable[[int], None], items: Sequence[int], ended: threading.Event) -> None:
-    """Each item by one of a few threads; the first error ends all, and is raised."""
+    """Does the job for each item by one of a few threads; the first error ends all, and is
+    raised."""
     if len(items) == 1:
         job(items[0])
         return

@@ -1,11 +1,11 @@
-"""The optional second transport: bytes are moved by Mooncake's transfer engine.
+"""The optional second transport: Mooncake's transfer engine moves the bytes.
 
 A mover is a process of its own that holds the engine, since that is foreign code which listens on
-the network: what it breaks is itself, and it is killed and started again.
+the network: a failure of it hurts only itself, and it is killed and started again.
 
 | module | subject |
 |---|---|
-| `engine_process` | the mover: imports the engine, does what it is told |
+| `engine_process` | the mover: imports the engine, carries out requests |
 | `port_guard` | the hosts whose connections the kernel lets through to the mover |
 | `registered_memory` | memory that it may use: pieces that are lent, pieces where bytes land |
 | `transfer_process` | the mover as its node sees it: started, asked, killed |
@@ -13,8 +13,8 @@ the network: what it breaks is itself, and it is killed and started again.
 | `rdma_reader` | chunks of others: the transport's face for `fetch` |
 | `rdma_transport` | all of it, for a node |
 
-Who reaches the mover's ports may read and write its memory: the engine knows no authentication. So
-that memory holds nothing but chunks that a proven peer was just promised, or that were asked for,
-is wiped after each, and what landed in it is copied from it before it is verified; and only hosts
-of peers that proved who they are reach the ports.
+Anyone who reaches the mover's ports may read and write its memory: the engine knows no
+authentication. So that memory holds only chunks that a proven peer was just promised, or that were
+asked for, is wiped after each, and landed bytes are copied from it before they are verified; and
+only hosts of peers that proved their identity reach the ports.
 """

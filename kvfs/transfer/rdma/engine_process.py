@@ -2,11 +2,11 @@
 
     python -m kvfs.transfer.rdma.engine_process SOCKET MEMORY BYTES HOST VERSION
 
-Socket and memory are inherited descriptors. VERSION is that of the node's messages: another one
-than this program's says that the program was replaced beneath the running node.
+Socket and memory are inherited descriptors. VERSION is that of the node's messages: if it differs
+from this program's, the program was replaced beneath the running node.
 
-It says first what it is (HELLO, or one line that begins with `!` and says why it cannot be), then
-answers each request, in any order, and ends with its socket, or with its node, whose end of
+It first sends its identity (HELLO, or one line that begins with `!` and says why it cannot run),
+then answers each request, in any order, and ends with its socket, or with its node, whose end of
 that the kernel may keep open. It imports little of KVFS: its interpreter needs the engine alone.
 """
 
@@ -29,10 +29,10 @@ from kvfs.transfer.rdma import port_guard
 READ: Final = 0
 ADMIT: Final = 1
 REQUEST: Final = struct.Struct("<BxxxIQQQ")
-"""A request: what, its number, where in the memory, the remote address, how many bytes; then the
-name of the remote mover. To admit: the hosts, with spaces between them."""
+"""A request: kind, its number, the place in the memory, the remote address, how many bytes; then
+the name of the remote mover. To admit: the hosts, with spaces between them."""
 ANSWER: Final = struct.Struct("<Ii")
-"""The number of the request, and 0 where it was done."""
+"""The number of the request, and 0 if it was done."""
 HELLO: Final = struct.Struct("<8sHQ")
 """The kind of the engine, its port, and the address of the memory."""
 VERSION: Final = 1
@@ -40,7 +40,7 @@ VERSION: Final = 1
 MESSAGE_BYTES: Final = 64 << 10
 THREADS: Final = 4
 _LOOK_S: Final = 1.0
-"""Whether the node has ended is looked at so often."""
+"""Interval of checks whether the node has ended."""
 _DEVICES: Final = Path("/sys/class/infiniband")
 _WITHOUT_DEVICE: Final = "tcp"
 _WITH_DEVICE: Final = "rdma"
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _start(base: int, size: int, host: str) -> tuple[Any, bytes]:
-    """The engine, and what is said of it. Raises ImportError, OSError."""
+    """Returns the engine, and its HELLO. Raises ImportError, OSError."""
     from mooncake.engine import TransferEngine
 
     kind = _WITH_DEVICE if _DEVICES.is_dir() and any(_DEVICES.iterdir()) else _WITHOUT_DEVICE
@@ -88,8 +88,8 @@ class _Serving:
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def run(self, parent: OtherProcess) -> None:
-        """Until the node closes its end, or has ended. What is queued is bounded by the pieces of
-        memory."""
+        """Serves until the node closes its end, or has ended. The pieces of memory bound the
+        queue."""
         for _ in range(THREADS):
             threading.Thread(target=self._work, daemon=True).start()
         while not parent.has_ended():

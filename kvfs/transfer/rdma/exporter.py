@@ -1,7 +1,7 @@
 """Chunks that are lent to movers of others.
 
 Invariants
-- What is lent lies in the mover's memory from the promise until it is given back, LENT_S at most;
+- A lent chunk lies in the mover's memory from the promise until it is given back, LENT_S at most;
   then its piece is wiped before another is put there.
 - A reader that cannot be served so is served over TCP: nobody waits for a piece.
 """
@@ -39,14 +39,15 @@ class Lending:
     """A `peer_server.Lender`; `run` it."""
 
     most_chunks: Final = 4
-    """Chunks to one request."""
+    """Chunks for one request."""
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
         self._memory = mover.memory
         self._loans: dict[int, _Loan] = {}
         self._ticket = secrets.randbits(_TICKET_BITS)
-        """The last one. They begin anywhere: what a run before this one lent is none of its own."""
+        """The last ticket. They begin anywhere: loans of a run before this one are none of its
+        own."""
         self._threads = trio.CapacityLimiter(_THREADS)
         self.counters = {"lent_bytes": 0, "lent_refused": 0, "lent_expired": 0}
 
@@ -54,7 +55,7 @@ class Lending:
         return bool(kind) and kind == self._mover.kind
 
     async def lend(self, offer: Offer, ask: Ask, peer: int, host: str) -> Lent | None:
-        """As `Lender.lend`. Cancelled: nothing is lent."""
+        """Like `Lender.lend`. Cancelled: nothing is lent."""
         pieces = self._memory.take(offer.chunks) if await self._admits(host) else []
         if not pieces:
             self.counters["lent_refused"] += 1
@@ -73,7 +74,7 @@ class Lending:
         return Lent(self._mover.port, ticket, at)
 
     async def taken(self, peer: Party, params: Any) -> None:
-        """The method TAKEN of peers: these tickets were taken. Raises Invalid."""
+        """Answers the method TAKEN of peers: these tickets were taken. Raises Invalid."""
         if not isinstance(params, list) or not all(isinstance(each, int) for each in params):
             raise Invalid("tickets are numbers")
         for ticket in params:
@@ -83,7 +84,7 @@ class Lending:
                 await self._end(loan)
 
     async def run(self) -> None:
-        """End loans that nobody gives back, until cancelled."""
+        """Ends loans that nobody gives back, until cancelled."""
         while True:
             await trio.sleep(_LOOK_S)
             before = time.monotonic() - LENT_S
@@ -105,7 +106,7 @@ class Lending:
             self._memory.fill(piece, offer.fd, ask.offset + begin, end - begin)
 
     async def _end(self, loan: _Loan) -> None:
-        """Cancelled: it has ended all the same."""
+        """Ends a loan. Cancelled: it has ended all the same."""
         with trio.CancelScope(shield=True):
             await self._in_thread(self._wipe, loan.pieces)
         self._memory.give_back(loan.pieces)
@@ -119,7 +120,7 @@ class Lending:
 
 
 def _plain(host: str) -> str:
-    """An IPv4 address as such, where a socket for both families shows it."""
+    """Returns an IPv4 address as such, if a socket for both families shows it."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,8 +1,8 @@
 """Admits hosts to the ports that this process listens on.
 
 The engine listens on every address of the host and knows no authentication. A socket filter on each
-listening socket drops the packets of all hosts but those that were admitted, before a connection is
-made: to others the port seems not to answer. For that no privileges are needed.
+listening socket drops the packets of all hosts but the admitted ones, before a connection is made:
+to others the port seems not to answer. This needs no privileges.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 MOST: Final = 1000
-"""Hosts: a filter has at most 4096 instructions."""
+"""Most hosts: a filter has at most 4096 instructions."""
 _INSTRUCTION: Final = struct.Struct("HBBI")
 _PROGRAM: Final = struct.Struct("HxxxxxxP")
 _ATTACH_FILTER: Final = 26
@@ -26,7 +26,7 @@ _ALL: Final = 0xFFFFFFFF
 
 
 def program(hosts: Sequence[str]) -> bytes:
-    """A filter that keeps the IPv4 packets of these addresses alone."""
+    """Returns a filter that keeps only the IPv4 packets of these addresses."""
     steps = [
         (_LOAD_BYTE, 0, 0, _NETWORK_HEADER),
         (_AND, 0, 0, 0xF0),
@@ -42,7 +42,7 @@ def program(hosts: Sequence[str]) -> bytes:
 
 def admit(hosts: Sequence[str]) -> int:
     """Admits these IPv4 addresses, and from now on no others, to the ports of this process;
-    connections that are there stay. Returns how many sockets have no filter; 0 is well."""
+    existing connections stay. Returns how many sockets have no filter; 0 is well."""
     code = program(hosts)
     memory = ctypes.create_string_buffer(code, len(code))
     filters = _PROGRAM.pack(len(code) // _INSTRUCTION.size, ctypes.addressof(memory))

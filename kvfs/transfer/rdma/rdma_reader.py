@@ -1,8 +1,9 @@
-"""The transport whose bytes are moved by movers, and TCP where that is not to be had.
+"""The transport whose bytes are moved by movers, and by TCP if that is impossible.
 
-What comes over TCP instead, and is counted: from a node without a mover, or with one of another
-kind; what a holder had no free piece for; and for REST_S whatever is asked of a node whose mover
-failed. Wrong bytes are blamed on the way, not on the holder: they are asked for again over TCP.
+These come over TCP instead, and are counted: chunks from a node without a mover, or with one of
+another kind; chunks for which a holder had no free piece; and for REST_S all chunks of a node whose
+mover failed. Wrong bytes are blamed on the way, not on the holder: they are asked for again over
+TCP.
 """
 
 import logging
@@ -28,11 +29,11 @@ from kvfs.transfer.transport import OverTcp
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 TAKEN_S: Final = LENT_S - 2 * STALL_S
-"""After the answer nothing more is taken of what it lent: it may be gone."""
+"""Time after the answer in which lent chunks may be taken: later they may be gone."""
 assert TAKEN_S > STALL_S
 assert BUFFER_BYTES <= LANDING_BYTES
 LEAST_BYTES: Final = 1 << 20
-"""Bytes below which a request comes sooner in the answer itself than by a way of three round
+"""Bytes below which a request is answered sooner in the answer itself than by a way of three round
 trips."""
 REST_S: Final = 30.0
 _MOST_TICKETS: Final = 256
@@ -44,12 +45,12 @@ class OverMover:
 
     def __init__(self, mover: Mover, peers: PeerClient) -> None:
         self.own = mover
-        """This node's."""
+        """This node's own mover."""
         self._peers = peers
         self._tcp = OverTcp()
         self._buffers = ChunkBuffers()
         self._rests: dict[int, float] = {}
-        """Until when a node's mover is left alone, of time.monotonic."""
+        """Times (time.monotonic) until which a node's mover is left alone."""
         self._tickets: deque[tuple[PeerAddress, int]] = deque(maxlen=_MOST_TICKETS)
         """Tickets to be given back; one that is forgotten ends by itself."""
         self._told = trio.Event()
@@ -80,7 +81,7 @@ class OverMover:
             self._told.set()
 
     async def run(self) -> None:
-        """Tell holders what was taken of them, until cancelled."""
+        """Tells holders what was taken of them, until cancelled."""
         while True:
             await self._told.wait()
             self._told = trio.Event()
@@ -94,7 +95,7 @@ class OverMover:
                     await self._peers.call(address, TAKEN, tickets, _TELL_S)
 
     def failed(self, address: PeerAddress, error: KvfsError) -> None:
-        """Counts a failure of that node's mover, and rests from it."""
+        """Counts a failure of that node's mover, and leaves it alone for a while."""
         self.counters["mover_failures"] += 1
         if self._rests.get(address.node, -math.inf) <= time.monotonic():
             log.warning(
@@ -104,7 +105,7 @@ class OverMover:
 
 
 class _Moving(Taking):
-    """The bytes lie in the memory of the holder's mover."""
+    """Takes bytes that lie in the memory of the holder's mover."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class _Moving(Taking):
         self._until = self._began + TAKEN_S
 
     async def run(self, threads: trio.CapacityLimiter) -> None:
-        """As `Taking.run`, but for Corrupt: it is Unavailable in this way."""
+        """Like `Taking.run`, except for Corrupt: it is Unavailable in this way."""
         try:
             while self._offset < self._end:
                 if time.monotonic() > self._until:
@@ -136,7 +137,7 @@ class _Moving(Taking):
             raise Unavailable(str(error)) from None
 
     async def _move(self, threads: trio.CapacityLimiter) -> None:
-        """The next piece."""
+        """Moves the next piece."""
         mover = self._transport.own
         length = min(self._chunk_left, len(self._buffer))
         remote = self._lent.at[self._chunk - self._first] + self.chunk_bytes
@@ -161,8 +162,8 @@ class _Moving(Taking):
 
 
 async def _in_time(step: Awaitable[T]) -> T:
-    """Raises Unavailable where it takes longer than a pause may. A piece that came in that moment
-    is kept: only what was cancelled counts as late."""
+    """Raises Unavailable if it takes longer than a pause may. A piece that came in that moment is
+    kept: only cancelled ones count as late."""
     with trio.move_on_after(STALL_S):
         return await step
     raise Unavailable(f"nothing has come for {STALL_S:g} s")

@@ -17,7 +17,7 @@ class Rdma:
     """The transport for one event loop; `run` it."""
 
     def __init__(self, host: str, peers: PeerClient, interpreter: str = sys.executable) -> None:
-        """As `Mover` has it."""
+        """Takes the arguments of `Mover`."""
         self.mover: Final = Mover(host, interpreter)
         self.lending: Final = Lending(self.mover)
         self.taking: Final = OverMover(self.mover, peers)
@@ -31,17 +31,17 @@ class Rdma:
         }
 
     def report(self) -> dict[str, object]:
-        """The part of the node's status."""
+        """Returns the part of the node's status."""
         mover = self.mover
         return {"over": mover.kind.decode(), "reason": mover.reason, "process": mover.pid}
 
     def serve(self, server: PeerServer) -> None:
-        """Have the server lend."""
+        """Makes the server lend."""
         server.lender = self.lending
         server.methods[TAKEN] = self.lending.taken
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; started when the mover runs. Raises as `Mover.run`."""
+        """Runs until cancelled; started when the mover runs. Raises what `Mover.run` raises."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.mover.run)
             nursery.start_soon(self.lending.run)

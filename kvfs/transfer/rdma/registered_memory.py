@@ -1,13 +1,13 @@
 """The memory that a mover may read and write, in pieces.
 
-    | LENT pieces of a chunk, from which others read | LANDING pieces, where what was read lands |
+| LENT pieces of a chunk, from which others read | LANDING pieces, where read bytes land |
 
-It is a memfd: node and mover have it both, and the node fills, empties and wipes it by system calls
-that leave the GIL alone.
+It is a memfd: node and mover share it, and the node fills, empties and wipes it by system calls
+that release the GIL.
 
 Invariants
-- A piece is with one user; whoever gives it back has wiped it.
-- A landing piece that its user left while the mover was at it comes back when the mover is done.
+- A piece has one user, who wipes it before giving it back.
+- A landing piece that its user left while the mover was using it comes back when the mover is done.
 """
 
 import mmap
@@ -22,7 +22,7 @@ from kvfs.cluster.peer_protocol import CHUNK_BYTES
 LENT: Final = 16
 LANDING: Final = 4
 LANDING_BYTES: Final = 1 << 20
-"""So much is asked of the mover at once: what comes shows as it comes."""
+"""Bytes asked of the mover at once: arriving bytes show soon."""
 BYTES: Final = LENT * CHUNK_BYTES + LANDING * LANDING_BYTES
 _ZEROS: Final = bytes(CHUNK_BYTES)
 
@@ -36,15 +36,15 @@ class Landing:
         self.at: Final = at
         """The position in the memory."""
         self.is_busy = False
-        """The mover is at it."""
+        """Whether the mover is using it."""
         self.is_dirty = False
-        """Something may lie there."""
+        """Whether bytes may lie there."""
         self.is_left = False
-        """Its user is not interested any more."""
+        """Whether its user is not interested any more."""
 
 
 class Memory:
-    """The memory of one node's mover; for its event loop, but for `fill`, `empty` and `wipe`."""
+    """The memory of one node's mover; for its event loop, except `fill`, `empty` and `wipe`."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("kvfs-mover", os.MFD_CLOEXEC)
@@ -59,7 +59,7 @@ class Memory:
     # --- pieces that are lent
 
     def take(self, count: int) -> list[int]:
-        """The places of so many free pieces; empty where there are not so many."""
+        """Returns the places of so many free pieces; empty if there are not so many."""
         if count > len(self._lent):
             return []
         return [self._lent.pop() for _ in range(count)]
@@ -70,7 +70,7 @@ class Memory:
     # --- pieces where bytes land
 
     async def land(self) -> Landing:
-        """Wait for one."""
+        """Waits for a landing piece."""
         await self._landed.acquire()
         piece = self._landing.pop()
         piece.is_left = False
@@ -108,7 +108,7 @@ class Memory:
             done += count
 
     def empty(self, piece: Landing, buffer: memoryview) -> None:
-        """As much as goes into the buffer; what was there is wiped."""
+        """Moves as much as fits into the buffer, and wipes the piece."""
         done = 0
         while done < len(buffer):
             done += os.preadv(self.fd, [buffer[done:]], piece.at + done)

@@ -1,7 +1,7 @@
-"""The mover of a node, as the node sees it: started, asked, killed where it hangs, started again.
+"""The mover of a node, as the node sees it: started, asked, killed if it hangs, started again.
 
 Invariants
-- Without a mover that runs, `kind` is empty and whoever asks something gets Unavailable.
+- Without a running mover, `kind` is empty and every request gets Unavailable.
 - Every request ends: with its answer, with the mover, or after HANG_S, with which the mover ends.
 """
 
@@ -28,7 +28,7 @@ REMEDY: Final = (
     "pip install 'kvfs[rdma]', with the libraries that Debian calls libibverbs1, libnuma1, libcurl4"
 )
 HANG_S: Final = 20.0
-"""For a megabyte. The engine itself gives up what has not moved for _STALL_S."""
+"""Time for a megabyte. The engine itself gives up bytes that have not moved for _STALL_S."""
 _STALL_S: Final = 4
 _START_S: Final = 20.0
 _PACKAGES: Final = Path(__file__).resolve().parents[3]
@@ -39,11 +39,11 @@ _SURROUNDINGS: Final = {
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "3",
     "MC_LOG_LEVEL": "ERROR",
 }
-"""The environment of the mover, where the node's own does not say otherwise."""
+"""The environment of the mover, unless the node's own says otherwise."""
 
 
 def require() -> None:
-    """Raises NotSupported, with the remedy, where the package is missing."""
+    """Raises NotSupported, with the remedy, if the package is missing."""
     if importlib.util.find_spec("mooncake") is None:
         raise NotSupported(f"the transport rdma needs Mooncake's transfer engine: {REMEDY}")
 
@@ -59,15 +59,16 @@ class Mover:
     """The mover for one event loop; `run` it."""
 
     def __init__(self, host: str, interpreter: str = sys.executable) -> None:
-        """`host`: by what others reach this one. `interpreter`: one that has the package."""
+        """`host`: the address by which others reach this one. `interpreter`: one that has the
+        package."""
         self.memory = Memory()
         self.kind = b""
-        """`tcp` or `rdma`: how its engine moves bytes; empty while there is none."""
+        """The kind of its engine, `tcp` or `rdma`; empty while there is none."""
         self.port = 0
         self.base = 0
         """The memory's address in the mover."""
         self.reason = "the mover has not been started"
-        """Why there is none."""
+        """The reason why there is none."""
         self.restarts = 0
         self._host = host
         self._command = [interpreter, "-m", engine_process.__name__]
@@ -80,12 +81,12 @@ class Mover:
 
     @property
     def pid(self) -> int:
-        """0 while there is none."""
+        """The process id; 0 while there is none."""
         return self._process.pid if self._process is not None and self.kind else 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep one running, until cancelled; started when the first one runs. Raises NotSupported
-        where that cannot be, with the reason."""
+        """Keeps one running, until cancelled; started when the first one runs. Raises NotSupported
+        if that is impossible, with the reason."""
         try:
             async with self._running() as node:
                 task_status.started()
@@ -101,19 +102,19 @@ class Mover:
                     await self._serve(node)
 
     def kill(self) -> None:
-        """It is started again."""
+        """Kills it; it is started again."""
         if self._process is not None:
             self._process.kill()
 
     # --- what it is asked
 
     async def read(self, piece: Landing, target: str, remote: int, length: int) -> None:
-        """So many bytes of another mover's memory into the piece. Raises Unavailable. Cancelled:
-        the piece is busy until the mover is done with it."""
+        """Reads so many bytes of another mover's memory into the piece. Raises Unavailable.
+        Cancelled: the piece is busy until the mover is done with it."""
         await self._ask(engine_process.READ, piece, remote, length, target.encode())
 
     async def admit(self, host: str) -> bool:
-        """Admits connections from this address to the mover, from now on. False: it cannot be.
+        """Admits connections from this address to the mover, from now on. False: it is impossible.
         Raises Unavailable."""
         if host in self._admitted:
             return True
@@ -168,7 +169,7 @@ class Mover:
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncIterator[trio.socket.SocketType]:
-        """A mover, and the socket to it. Raises Unavailable where it does not get ready."""
+        """Runs a mover, and gives the socket to it. Raises Unavailable if it does not get ready."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
@@ -214,7 +215,7 @@ class Mover:
         self.reason = ""
 
     async def _serve(self, node: trio.socket.SocketType) -> None:
-        """Until it ends."""
+        """Serves until it ends."""
         with contextlib.suppress(OSError):
             while answer := await node.recv(engine_process.MESSAGE_BYTES):
                 self._end(*engine_process.ANSWER.unpack(answer))
