@@ -15,8 +15,8 @@ from kvfs.policy.miss_reasons import Lost
 from kvfs.tree import lifecycle, name_escaping
 from kvfs.tree.changes import Change
 
-_ENTRY: Final = ord("e")
-_INODE: Final = ord("i")
+_ENTRY: Final = keys.ENTRY[0]
+_INODE: Final = keys.INODE[0]
 _NAME: Final = 9
 """The offset of the name in the key of an entry."""
 

@@ -183,7 +183,7 @@ class Locks:
         the engine."""
         lost = 0
         for key in changed:
-            if key[:1] == b"K" and not keys.is_append_lease(key):
+            if key[:1] == keys.LOCKS and not keys.is_append_lease(key):
                 place = LockTarget(keys.unpack_u64(key, 1), key[9:] == b"f")
                 lost += self._look_for_lost(place)
                 self._wake(place)

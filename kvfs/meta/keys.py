@@ -46,8 +46,19 @@ SCHEMA: Final = 2
 VERSION: Final = b"V"
 OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"Kbdegcimnoprsuwxz")
 """Classes whose keys begin with a namespace's id, by itself or as the high bits of a number."""
+NAMESPACE: Final = b"n"
+USAGE: Final = b"s"
+INODE: Final = b"i"
+ENTRY: Final = b"e"
+XATTR: Final = b"x"
+UNSEALED: Final = b"u"
+UNPUBLISHED: Final = b"w"
+TIMES: Final = b"m"
+PLACEMENT: Final = b"p"
+HELD: Final = b"h"
+LOCKS: Final = b"K"
 NODES: Final = b"N"
-"""The class of the nodes' records."""
+"""The classes, by which keys begin; hot paths put keys together themselves."""
 DELEGATIONS: Final = (b"d", b"e")
 """The range of delegations."""
 COPYING: Final = (b"C", b"D")
@@ -73,7 +84,7 @@ def unpack_u64(value: bytes, offset: int = 0) -> int:
 
 
 def namespace(namespace_id: int) -> bytes:
-    return b"n" + _u16.pack(namespace_id)
+    return NAMESPACE + _u16.pack(namespace_id)
 
 
 def setting(namespace_id: int, name: bytes) -> bytes:
@@ -81,7 +92,7 @@ def setting(namespace_id: int, name: bytes) -> bytes:
 
 
 def usage(namespace_id: int) -> bytes:
-    return b"s" + _u16.pack(namespace_id)
+    return USAGE + _u16.pack(namespace_id)
 
 
 def counter(namespace_id: int) -> bytes:
@@ -89,25 +100,25 @@ def counter(namespace_id: int) -> bytes:
 
 
 def inode(ino: int) -> bytes:
-    return b"i" + pack_u64(ino)
+    return INODE + pack_u64(ino)
 
 
 def file_entry(parent: int, name: bytes) -> bytes:
-    return b"e" + pack_u64(parent) + name
+    return ENTRY + pack_u64(parent) + name
 
 
 def directory_entry(parent: int, name: bytes) -> bytes:
-    return b"e" + pack_u64(parent) + name + b"/"
+    return ENTRY + pack_u64(parent) + name + b"/"
 
 
 def entries(parent: int) -> bytes:
     """Returns the prefix of all entries of a directory."""
-    return b"e" + pack_u64(parent)
+    return ENTRY + pack_u64(parent)
 
 
 def is_entry(key: bytes) -> bool:
     """Returns whether the key is a name in a directory."""
-    return key.startswith(b"e")
+    return key.startswith(ENTRY)
 
 
 def backlink(ino: int, parent: int, name: bytes) -> bytes:
@@ -119,19 +130,19 @@ def backlinks(ino: int) -> bytes:
 
 
 def xattr(ino: int, name: bytes) -> bytes:
-    return b"x" + pack_u64(ino) + name
+    return XATTR + pack_u64(ino) + name
 
 
 def xattrs(ino: int) -> bytes:
-    return b"x" + pack_u64(ino)
+    return XATTR + pack_u64(ino)
 
 
 def unsealed(ino: int) -> bytes:
-    return b"u" + pack_u64(ino)
+    return UNSEALED + pack_u64(ino)
 
 
 def unpublished(ino: int) -> bytes:
-    return b"w" + pack_u64(ino)
+    return UNPUBLISHED + pack_u64(ino)
 
 
 def reserved(ino: int) -> bytes:
@@ -143,19 +154,19 @@ def orphan(ino: int) -> bytes:
 
 
 def times(ino: int) -> bytes:
-    return b"m" + pack_u64(ino)
+    return TIMES + pack_u64(ino)
 
 
 def placement(ino: int, node: bytes) -> bytes:
-    return b"p" + pack_u64(ino) + node
+    return PLACEMENT + pack_u64(ino) + node
 
 
 def placements(ino: int) -> bytes:
-    return b"p" + pack_u64(ino)
+    return PLACEMENT + pack_u64(ino)
 
 
 def held(node: bytes, ino: int) -> bytes:
-    return b"h" + node + pack_u64(ino)
+    return HELD + node + pack_u64(ino)
 
 
 def delegation(namespace_id: int, node: bytes) -> bytes:
@@ -180,15 +191,15 @@ def node(number: int) -> bytes:
 
 
 def locks(ino: int, whole: bool) -> bytes:
-    return b"K" + pack_u64(ino) + (b"f" if whole else b"r")
+    return LOCKS + pack_u64(ino) + (b"f" if whole else b"r")
 
 
 def append_lease(ino: int) -> bytes:
-    return b"K" + pack_u64(ino) + b"a"
+    return LOCKS + pack_u64(ino) + b"a"
 
 
 def is_append_lease(key: bytes) -> bool:
-    return key[:1] == b"K" and key[9:] == b"a"
+    return key[:1] == LOCKS and key[9:] == b"a"
 
 
 def claim(name: str) -> bytes:

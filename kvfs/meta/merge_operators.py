@@ -11,10 +11,11 @@ A distributed engine applies the same rules where the values lie. Pure.
 
 from typing import Final, Protocol
 
+from kvfs.meta import keys
 from kvfs.meta.records import Usage, pack, unpack_usage
 
-_USAGE: Final = ord("s")
-_TIMES: Final = ord("m")
+_USAGE: Final = keys.USAGE[0]
+_TIMES: Final = keys.TIMES[0]
 MERGED: Final = frozenset({_USAGE, _TIMES})
 """First bytes of these keys."""
 

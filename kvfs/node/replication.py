@@ -65,13 +65,15 @@ class Replicas:
         return [
             keys.unpack_u64(key, 1)
             for key, _, now in written
-            if key[:1] == b"p" and key[9:] == self._member.number and now is not None
+            if key[:1] == keys.PLACEMENT and key[9:] == self._member.number and now is not None
         ]
 
     def heard(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> None:
         """Notes commits of other nodes (key, before, now)."""
         self._keeper.given_up(
-            keys.unpack_u64(key, 1) for key, _, now in written if key[:1] == b"p" and now is None
+            keys.unpack_u64(key, 1)
+            for key, _, now in written
+            if key[:1] == keys.PLACEMENT and now is None
         )
 
     def published(self, ino: int) -> None:

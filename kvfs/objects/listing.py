@@ -215,7 +215,7 @@ class _Gathered:
         if common <= self._start_after:
             walk.skip(common)
             return
-        record = self._t.get(b"i" + packed)
+        record = self._t.get(keys.INODE + packed)
         ino = keys.unpack_u64(packed)
         if record is not None and lookup.is_object(self._t, ino, unpack_inode(record), self._boot):
             self._found.append(common)
@@ -225,8 +225,8 @@ class _Gathered:
         """Takes over pending entries; returns whether more is wanted."""
         pending = self._pending
         if pending:
-            records = self._t.get_many([b"i" + packed for _, packed in pending])
-            kept = self._t.get_many([b"x" + packed + etags.ETAG for _, packed in pending])
+            records = self._t.get_many([keys.INODE + packed for _, packed in pending])
+            kept = self._t.get_many([keys.XATTR + packed + etags.ETAG for _, packed in pending])
             for (key, packed), record, etag in zip(pending, records, kept, strict=True):
                 if record is None:
                     continue

@@ -164,7 +164,7 @@ def find_file(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -
     value = t.get(keys.file_entry(parent, name))
     if value is None:
         return None
-    record = t.get(b"i" + value)
+    record = t.get(keys.INODE + value)
     if record is None:
         return None
     inode = unpack_inode(record)
@@ -177,7 +177,7 @@ def find_file(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -
 def has_file(t: Transaction, parent: int, name: bytes, boot: int) -> bool:
     """Returns whether an object stands under its own name."""
     value = t.get(keys.file_entry(parent, name))
-    record = None if value is None else t.get(b"i" + value)
+    record = None if value is None else t.get(keys.INODE + value)
     if value is None or record is None:
         return False
     return is_object(t, keys.unpack_u64(value), unpack_inode(record), boot)
@@ -187,7 +187,7 @@ def is_being_made(t: Transaction, parent: int, name: bytes) -> bool:
     """Returns whether a mount has a file of this name that was never closed: S3 cannot see it, but
     a process that made it with O_EXCL is to be the only one."""
     value = t.get(keys.file_entry(parent, name))
-    record = None if value is None else t.get(b"i" + value)
+    record = None if value is None else t.get(keys.INODE + value)
     if record is None:
         return False
     inode = unpack_inode(record)

@@ -371,7 +371,7 @@ def _make_way(
     inode = None if packed is None else read_inode(t, keys.unpack_u64(packed))
     if inode is not None and not stat.S_ISREG(inode.mode):
         raise NotAnObject(f"{name.decode(errors='backslashreplace')} is no file")
-    version = None if packed is None else t.get(b"x" + packed + object_attributes.VERSION)
+    version = None if packed is None else t.get(keys.XATTR + packed + object_attributes.VERSION)
     if not versioning and version is None:
         return (None if packed is None else _unlink(t, parent, name, packed, moment)), None
     keeps = packed is not None and (version is not None or versioning == ENABLED)
@@ -390,7 +390,7 @@ def _make_way(
 def _begun(t: Transaction, parent: int, name: bytes) -> str:
     """Returns whether versions were kept meanwhile, as the existing current one tells."""
     packed = t.get(keys.file_entry(parent, name)) or b""
-    return SUSPENDED if t.get(b"x" + packed + object_attributes.VERSION) is not None else ""
+    return SUSPENDED if t.get(keys.XATTR + packed + object_attributes.VERSION) is not None else ""
 
 
 def _unlink(t: Transaction, parent: int, name: bytes, packed: bytes, moment: Moment) -> Removed:

@@ -54,7 +54,7 @@ class OutdatedData:
         replaced: list[Name] = []
         unlinked: list[int] = []
         for key, old, new in changes:
-            if key[:1] != b"i" or old is None:
+            if key[:1] != keys.INODE or old is None:
                 continue
             before = unpack_inode(old)
             now = None if new is None else unpack_inode(new)

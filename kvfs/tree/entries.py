@@ -57,7 +57,7 @@ class Removed(NamedTuple):
 
 def find_shown(t: Transaction, parent: int, name: bytes) -> DirectoryEntry | None:
     """Returns the entry that the mount shows under this name, which may be an odd form."""
-    key = b"e" + keys.pack_u64(parent) + name
+    key = keys.ENTRY + keys.pack_u64(parent) + name
     value = t.get(key)
     if value is not None:
         return DirectoryEntry(key, int.from_bytes(value), False)
@@ -77,7 +77,7 @@ def find_shown(t: Transaction, parent: int, name: bytes) -> DirectoryEntry | Non
 
 def find_entry(t: Transaction, parent: int, name: bytes) -> DirectoryEntry | None:
     """Returns the entry of this very name, a file's first."""
-    key = b"e" + keys.pack_u64(parent) + name
+    key = keys.ENTRY + keys.pack_u64(parent) + name
     value = t.get(key)
     if value is not None:
         return DirectoryEntry(key, int.from_bytes(value), False)
@@ -93,7 +93,7 @@ def entry_key(parent: int, name: bytes, directory: bool) -> bytes:
 def live_directory(t: Transaction, ino: int) -> Inode:
     """Returns the record of a directory that can take names. Raises NotFound when it was removed,
     NotADirectory."""
-    value = t.get(b"i" + keys.pack_u64(ino))
+    value = t.get(keys.INODE + keys.pack_u64(ino))
     if value is None:
         raise NotFound("the directory was removed")
     inode = unpack_inode(value)

@@ -53,7 +53,7 @@ class AttributeChanges(msgspec.Struct, kw_only=True):
 
 def read_inode(t: Transaction, ino: int) -> Inode:
     """Returns the record. Raises Stale if there is none."""
-    value = t.get(b"i" + keys.pack_u64(ino))
+    value = t.get(keys.INODE + keys.pack_u64(ino))
     if value is None:
         raise Stale("the file or directory is gone")
     inode = unpack_inode(value)
@@ -87,12 +87,12 @@ def stamp(t: Transaction, ino: int, inode: Inode, now: int) -> None:
         t.merge(keys.times(ino), keys.pack_u64(now) * 2)
     else:
         inode.mtime_ns = inode.ctime_ns = now
-        t.put(b"i" + keys.pack_u64(ino), pack(inode))
+        t.put(keys.INODE + keys.pack_u64(ino), pack(inode))
 
 
 def write_inode(t: Transaction, ino: int, inode: Inode) -> None:
     """Inserts or replaces the record. Usage stays: see `set_blocks` for a change of blocks."""
-    t.put(b"i" + keys.pack_u64(ino), pack(inode))
+    t.put(keys.INODE + keys.pack_u64(ino), pack(inode))
 
 
 def is_directory(inode: Inode) -> bool:
@@ -108,7 +108,7 @@ def set_blocks(t: Transaction, ino: int, inode: Inode, blocks: int) -> None:
 
 def add_usage(t: Transaction, namespace_id: int, size_bytes: int, inodes: int) -> None:
     """Accounts for additions (or, negative, removals); for a namespace that is gone, nothing."""
-    key = b"s" + keys.pack_u16(namespace_id)
+    key = keys.USAGE + keys.pack_u16(namespace_id)
     if t.node:
         t.merge(key, pack(Usage(bytes=size_bytes, inodes=inodes)))
         return

@@ -143,5 +143,5 @@ def _unless_taken(t: Transaction, prefix: bytes, name: bytes) -> bytes | None:
 
 def _has_content(t: Transaction, prefix: bytes) -> bool:
     value = t.get(prefix)
-    record = None if value is None else t.get(b"i" + value)
+    record = None if value is None else t.get(keys.INODE + value)
     return record is not None and unpack_inode(record).size > 0

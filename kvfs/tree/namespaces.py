@@ -133,7 +133,7 @@ def create(
 
 def is_durable(t: Transaction, ino: int) -> bool:
     """Returns whether an inode's namespace promises to drop nothing; True for one that is gone."""
-    value = t.get(b"n" + keys.pack_u16(ino >> NAMESPACE_SHIFT))
+    value = t.get(keys.NAMESPACE + keys.pack_u16(ino >> NAMESPACE_SHIFT))
     return value is None or unpack_namespace(value).kind != "cache"
 
 

@@ -17,7 +17,8 @@ from kvfs.tree import tree
 from kvfs.tree.inodes import is_directory, read_inode, read_inodes
 from kvfs.tree.namespaces import MAX_NAME
 
-_UNPUBLISHED: Final = b"w"
+_UNPUBLISHED: Final = (keys.UNPUBLISHED, keys.after(keys.UNPUBLISHED))
+"""The range of the marks of files that are not published yet."""
 
 
 def is_here(t: Transaction, ino: int, inode: Inode) -> bool:
@@ -132,7 +133,7 @@ def exist(t: Transaction, entries: Sequence[bytes]) -> list[bool]:
     entries are looked at.
     """
     values = t.get_many(entries)
-    if next(t.scan(_UNPUBLISHED, b"x"), None) is not None:
+    if next(t.scan(*_UNPUBLISHED), None) is not None:
         _hide_unpublished(t, values)
     found = [value is not None for value in values]
     missing = [at for at, there in enumerate(found) if not there]
@@ -145,7 +146,7 @@ def exist(t: Transaction, entries: Sequence[bytes]) -> list[bool]:
 
 def _hide_unpublished(t: Transaction, values: list[bytes | None]) -> None:
     there = [(at, value) for at, value in enumerate(values) if value is not None]
-    marks = t.get_many([_UNPUBLISHED + value for _, value in there])
+    marks = t.get_many([keys.UNPUBLISHED + value for _, value in there])
     for (at, _), mark in zip(there, marks, strict=True):
         if mark is not None:
             values[at] = None

@@ -118,7 +118,7 @@ def _move(
         if new[0] == ROOT_INODE:  # it was a namespace, and the root's record has changed with it
             new_directory = live_directory(t, new[0])
     t.delete(source.key)
-    key = b"e" + keys.pack_u64(new[0]) + new[1]
+    key = keys.ENTRY + keys.pack_u64(new[0]) + new[1]
     t.put(key + b"/" if source.directory else key, keys.pack_u64(source.ino))
     relocate(t, source.ino, read_inode(t, source.ino), old, new, now)
     if new[0] == ROOT_INODE:

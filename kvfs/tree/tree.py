@@ -102,13 +102,13 @@ def find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | None:
         return _find_dots(t, parent, name)
     if len(name) > namespaces.MAX_NAME:
         raise NameTooLong(f"a name has at most {namespaces.MAX_NAME} bytes, not {len(name)}")
-    key = b"e" + keys.pack_u64(parent) + name
+    key = keys.ENTRY + keys.pack_u64(parent) + name
     packed = t.get(key) or t.get(key + b"/")
     if packed is None:
         packed = _find_odd(t, parent, name) if b"%" in name else None
         if packed is None:
             return None
-    value = t.get(b"i" + packed)
+    value = t.get(keys.INODE + packed)
     if value is None:
         raise Stale(f"the name '{_shown(name)}' leads to nothing: run `kvfs fsck`")
     ino = keys.unpack_u64(packed)
@@ -154,7 +154,7 @@ def add(t: Transaction, parent: int, name: bytes, ino: int, inode: Inode) -> int
     inode.parent, inode.name = parent, name
     if directory.mode & stat.S_ISGID:
         _inherit_group(inode, directory)
-    entry = b"e" + keys.pack_u64(parent) + name
+    entry = keys.ENTRY + keys.pack_u64(parent) + name
     if stat.S_ISDIR(inode.mode):
         check_unseen(t, parent)
         inode.nlink = 2
@@ -412,9 +412,9 @@ def _put_new(t: Transaction, ino: int, inode: Inode) -> None:
         inode.flags |= Flag.PUBLISHED
     else:
         if not inode.flags & Flag.PUBLISHED:
-            t.put(b"w" + keys.pack_u64(ino), t.node)
+            t.put(keys.UNPUBLISHED + keys.pack_u64(ino), t.node)
         if not inode.flags & Flag.SEALED or inode.boot:
-            t.put(b"u" + keys.pack_u64(ino), t.node)
+            t.put(keys.UNSEALED + keys.pack_u64(ino), t.node)
         if t.node:
             placements.hold(t, ino, inode.version)
     write_inode(t, ino, inode)

@@ -63,12 +63,12 @@ class PlainAnswers:
         name = bytes(body[:-1])
         if len(name) > MAX_NAME or b"%" in name or name in _DOTS:
             return None
-        entry = b"e" + keys.pack_u64(parent) + name
+        entry = keys.ENTRY + keys.pack_u64(parent) + name
         packed = self._first(entry, entry + b"/")
         if packed is None:
             self._missed(entry)
             return protocol.NO_ENTRY
-        value = self._first(b"i" + packed)
+        value = self._first(keys.INODE + packed)
         if value is None:
             return None
         ino, inode = int.from_bytes(packed), unpack_inode(value)
@@ -79,7 +79,7 @@ class PlainAnswers:
         return protocol.entry(ino, inode)
 
     def getattr(self, ino: int, _body: memoryview, _uid: int) -> bytes | None:
-        value = self._first(b"i" + keys.pack_u64(ino))
+        value = self._first(keys.INODE + keys.pack_u64(ino))
         if value is None:
             return None
         inode = unpack_inode(value)
@@ -99,7 +99,7 @@ class PlainAnswers:
             return None
         handle = open_files.open_kept(ino, flags, uid)
         if handle is None:
-            value = self._first(b"i" + keys.pack_u64(ino))
+            value = self._first(keys.INODE + keys.pack_u64(ino))
             if value is None:
                 return None
             handle = open_files.open_first(ino, unpack_inode(value), flags, uid)
@@ -121,5 +121,5 @@ class PlainAnswers:
         any other."""
         if bytes(body[8:-1]) != _CAPABILITY:
             return None
-        is_there = self._first(b"x" + keys.pack_u64(ino) + _CAPABILITY) is not None
+        is_there = self._first(keys.XATTR + keys.pack_u64(ino) + _CAPABILITY) is not None
         return None if is_there else errno.ENODATA

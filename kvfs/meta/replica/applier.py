@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import Namespace
@@ -18,7 +19,7 @@ from kvfs.meta.redis.log import LogEntry
 from kvfs.meta.replica.local_writes import Privates
 from kvfs.meta.replica.replica_mark import ReplicaMark, write_mark
 
-_NAMESPACE = ord("n")
+_NAMESPACE = keys.NAMESPACE[0]
 _END = b"\xff"
 """Beyond every key of the metadata."""
 

@@ -48,9 +48,9 @@ _SHADOWS: Final = b"\xff~s"
 """Keys in the unnamed database, beyond every key of the metadata: records of groups, by inode; and
 the server's value of a key, by that."""
 _OF_INODE: Final = frozenset(b"iouwxpr")
-_ENTRY: Final = ord("e")
-_HELD: Final = ord("h")
-_INODE: Final = ord("i")
+_ENTRY: Final = keys.ENTRY[0]
+_HELD: Final = keys.HELD[0]
+_INODE: Final = keys.INODE[0]
 
 
 class InodeWrites(msgspec.Struct, array_like=True):

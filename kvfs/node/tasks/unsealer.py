@@ -25,7 +25,7 @@ from kvfs.meta.records import Flag, Inode
 from kvfs.tree import lifecycle
 from kvfs.tree.inodes import read_inodes
 
-_INODE: Final = ord("i")
+_INODE: Final = keys.INODE[0]
 log = logging.getLogger(__name__)
 
 

@@ -275,9 +275,9 @@ def completed(t: Transaction, bucket: Bucket, key: bytes, upload_id: str) -> tup
     if above is None or len(name) != _ID_BYTES or b"/" in name:
         return None
     value = t.get(keys.file_entry(keys.unpack_u64(above), name))
-    if value is None or t.get(b"x" + value + _KEY) != key:
+    if value is None or t.get(keys.XATTR + value + _KEY) != key:
         return None
-    etag, _, version = (t.get(b"x" + value + _RESULT) or b"").decode().partition(" ")
+    etag, _, version = (t.get(keys.XATTR + value + _RESULT) or b"").decode().partition(" ")
     return etag, version
 
 
@@ -363,7 +363,7 @@ def _uploads(t: Transaction, bucket: Bucket) -> Iterator[Upload]:
     above = t.get(keys.directory_entry(bucket.root, UPLOADS))
     if above is None:
         return
-    prefix = b"e" + above
+    prefix = keys.ENTRY + above
     for key, value in t.scan(prefix, keys.after(prefix)):
         yield _upload(t, key[len(prefix) : -1], keys.unpack_u64(value))
 
