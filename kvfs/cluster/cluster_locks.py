@@ -88,7 +88,7 @@ class Locks:
         self._believed: dict[LockTarget, set[LockOwner]] = {}
         """Owners of this mount that have locks in the engine, unless they were lost."""
         self._lost: set[tuple[LockTarget, LockOwner]] = set()
-        """Those of them that are known to have lost their locks, and were not told."""
+        """Owners that are known to have lost their locks, and were not told."""
         self._asking: Counter[tuple[LockTarget, LockOwner]] = Counter()
         """Requests under way: recorded locks may be theirs already."""
         self.counters = {"locks_lost": 0}

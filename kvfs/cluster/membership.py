@@ -166,8 +166,9 @@ class Membership:
         log.info("node %d of the cluster %s, incarnation %d", me.node, self.cluster, me.incarnation)
 
     async def announce(self, engine: Engine, measure: Callable[[], Measured]) -> None:
-        """Enter this node's record: from now on others place data here, by what each renewal
-        measures. Raises Fenced, Conflict (another node has the name), and as `Engine.transact`."""
+        """Enters this node's record: from now on others place data here, by what each renewal
+        measures. Raises Fenced, Conflict (another node has the name), and what `Engine.transact`
+        raises."""
 
         def enter(t: Transaction) -> None:
             old = t.get(keys.node(self.node))

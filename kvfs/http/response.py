@@ -177,7 +177,8 @@ def _length_field(head: Head | None, response: Response) -> bytes:
 
 
 def _connection_field(goes_on: bool) -> bytes:
-    """Where HTTP/1.1 does not say it by itself."""
+    """Returns the field for a client of HTTP/1.0, which does not assume that a connection is
+    kept."""
     if not goes_on:
         return b"Connection: close\r\n\r\n"
     return b"Connection: keep-alive\r\n\r\n"

@@ -243,7 +243,7 @@ class Node:
         )
 
     def keep_copies(self, cluster: "Clustered") -> "Replicas":
-        """Serve peers and take part in keeping copies; returns what is to be run for that."""
+        """Serves peers and takes part in keeping copies; returns what is to be run for that."""
         replicas = cluster.keep_copies(
             self.transfers, self.index, self.evictor.evict, self.config.repair_rate
         )

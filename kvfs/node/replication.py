@@ -57,7 +57,7 @@ class Replicas:
         self.acknowledge = self._acknowledging.acknowledge
         self.demanded: Final = self._evening.demanded
         self.methods: Final = {TAKE: self._copies.take, ADOPT: self._copies.adopt}
-        """What peers may ask of it, by method."""
+        """The requests that peers may send it, by method."""
 
     def held(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> list[int]:
         """Returns the files whose data another process of this host put here, by its commits (key,

@@ -53,7 +53,7 @@ class _Settled(NamedTuple):
 
 
 class Arrivals:
-    """Those of one node."""
+    """The files of one node that came whole."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Arrivals:
         self.counters = {"brought_files": 0, "brought_bytes": 0}
 
     def __len__(self) -> int:
-        """How many are not recorded yet."""
+        """Returns how many are not recorded yet."""
         return len(self._unheld)
 
     async def run(self) -> None:
@@ -88,8 +88,8 @@ class Arrivals:
                 await holding.attempt(self._hold_batch)
 
     def name(self, transfer: Transfer, inode: Inode, sums: bytes) -> None:
-        """Step 2 of a file whose chunks have these checksums. Raises Corrupt where they are not the
-        record's, OSError."""
+        """Takes step 2 for a file whose chunks have these checksums. Raises Corrupt if they are not
+        the record's, OSError."""
         ino, version = transfer.wanted.ino, transfer.wanted.version
         if inode.flags & Flag.SEALED and combine(sums) != inode.checksum:
             raise Corrupt(f"{os.fsdecode(inode.name)}: what came does not match its checksum")
@@ -105,7 +105,7 @@ class Arrivals:
         self.counters["brought_bytes"] += inode.size
 
     async def _hold_batch(self) -> None:
-        """Steps 3 and 4 of some files."""
+        """Takes steps 3 and 4 for some files."""
         names = list(islice(self._unheld, _BATCH))
         described = await self._engine.read(lambda t: [_describe(t, *name) for name in names])
 
@@ -147,7 +147,7 @@ def _describe(t: Transaction, ino: int, version: int) -> data.Description | None
 
 
 def _hold(t: Transaction, settled: Sequence[_Settled]) -> set[Name]:
-    """Step 4; those that are still what their records say."""
+    """Takes step 4; returns those that are still what their records say."""
     held: set[Name] = set()
     inodes = read_inodes(t, [each.ino for each in settled])
     for each, inode in zip(settled, inodes, strict=True):

@@ -91,7 +91,8 @@ class ChunkPlan:
         return ChunkSpan(first, end - first)
 
     def take_last(self) -> ChunkSpan | None:
-        """The chunk to ask for that is wanted last; None where somebody waits for all of them."""
+        """Returns the chunk to ask for that is wanted last; None if somebody waits for all of
+        them."""
         free = (
             each for each in range(len(self._states) - 1, -1, -1) if self._states[each] == _MISSING
         )

@@ -1,12 +1,13 @@
-"""Where the data of a file come from that this node does not have: nodes that have them, else a
-cold tier.
+"""The sources of a file's data that this node does not have: nodes that have them, else a cold
+tier.
 
 Invariants
-- A file of a cache namespace that nobody alive has is a miss: it is forgotten. One of a durable
+- A file of a cache namespace that no living node has is a miss: it is forgotten. One of a durable
   namespace is Unavailable until a holder returns.
-- Nobody has the content that was closed last of a file that is written in place, but for nodes that
-  had a copy before. Without them it is waited for, for a bounded time, until its writer has closed
-  it: then its record is another. A file that is not closed by then is Busy, in a cache a miss.
+- The last closed content of a file that is written in place is held by no node, except those that
+  had a copy before. Without them a reader waits, for a bounded time, until the writer has closed
+  the file: then its record is another. A file that is not closed by then is Busy, in a cache a
+  miss.
 """
 
 import os
@@ -38,24 +39,24 @@ from kvfs.vfs.volume import Volume
 _LOOKS: Final = 20
 _LOOK_S: Final = 0.02
 _WRITTEN_S: Final = 3.0
-"""For so long it is waited for who writes the file in place to close it."""
+"""Time for which a reader waits until the node that writes a file in place has closed it."""
 Cold = Callable[[int, Inode, int], Awaitable[bytes | None]]
-"""Fill a descriptor with an inode's data; the checksums of its chunks, None where it is not there.
-Raises NotFound, Unavailable."""
+"""Fills a descriptor with an inode's data; returns the checksums of its chunks, None if the tier
+does not have it. Raises NotFound, Unavailable."""
 LookAgain = Callable[[Sequence[int]], Awaitable[bool]]
-"""Look which of these nodes are there now; whether that is news. Raises KvfsError."""
+"""Looks which of these nodes are there now; returns whether that is news. Raises KvfsError."""
 
 
 class FileHolders(NamedTuple):
     """The nodes that may have a file."""
 
     nodes: list[int]
-    """The nodes that have all of it, by the engine."""
+    """The nodes that have all of it, according to the engine."""
     durable: bool
 
 
 class FileOrigins:
-    """Those that one node knows."""
+    """The sources that one node knows."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class FileOrigins:
         look_again: LookAgain | None = None,
         cold: Cold | None = None,
     ) -> None:
-        """`peers` and `look_again`: of a node of a cluster. `cold`: of one with a cold tier."""
+        """`peers` and `look_again`: for a node of a cluster. `cold`: for one with a cold tier."""
         self._engine = engine
         self._volume = volume
         self._peers = peers
@@ -82,8 +83,8 @@ class FileOrigins:
         return self._peers is not None
 
     async def fill(self, transfer: Transfer, inode: Inode) -> bytes:
-        """Returns when all is in the transfer's file; the checksums of its chunks. Raises as
-        `Transfer.span`."""
+        """Returns the checksums of the chunks when all are in the transfer's file. Raises what
+        `Transfer.span` raises."""
         ino, version = transfer.wanted.ino, transfer.wanted.version
         tried: set[int] = set()
         deadline = trio.current_time() + _WRITTEN_S
@@ -122,29 +123,29 @@ class FileOrigins:
         raise await self._lost(ino, inode, found)
 
     async def _is_news(self, nodes: Sequence[int], tried: set[int]) -> bool:
-        """Whether one of these nodes has come up, or elsewhere, since its lease was last looked at:
-        then they are tried again. What is not known yet is not given up."""
+        """Returns whether one of these nodes has come up, or moved, since its lease was last looked
+        at: then they are tried again. A file is not given up while that is unknown."""
         if not nodes or self._look_again is None or not await self._look_again(nodes):
             return False
         tried.clear()
         return True
 
     async def _settled(self, ino: int, inode: Inode) -> None:
-        """Wait for a moment until this node has heard what the holders know already, or until who
-        writes the file has closed it. Raises Conflict where the file has another content."""
+        """Waits a moment until this node has heard what the holders know already, or until the
+        writer of the file has closed it. Raises Conflict if the file has another content."""
         for _ in range(_LOOKS):
             await self._still(ino, inode)
             await trio.sleep(_LOOK_S)
 
     async def _still(self, ino: int, inode: Inode) -> Inode:
-        """The record as it is now. Raises Conflict where the file has another content."""
+        """Returns the record as it is now. Raises Conflict if the file has another content."""
         now = (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]
         if now is None or now.version != inode.version:
             raise Conflict(f"{os.fsdecode(inode.name)}: it was written on another node")
         return now
 
     async def _from_nodes(self, transfer: Transfer, nodes: Sequence[int]) -> bool:
-        """False where none of them is alive."""
+        """Returns False if none of them is alive."""
         if self._peers is None or not (living := self._peers.living(nodes)):
             return False
         transfer.begin_anew(transfer.wanted)
@@ -152,8 +153,8 @@ class FileOrigins:
         return True
 
     async def _from_cold(self, transfer: Transfer, inode: Inode, *, durable: bool) -> bytes | None:
-        """None where it is not there. Where the tier is away, a cache's file is a miss now, and
-        stays for when it is back."""
+        """Returns None if the tier does not have it. While the tier is away, a cache's file is a
+        miss, and stays for when the tier is back."""
         if self._cold is None:
             return None
         try:
@@ -164,7 +165,7 @@ class FileOrigins:
             return None
 
     async def _lost(self, ino: int, inode: Inode, found: FileHolders) -> KvfsError:
-        """Nobody who is alive has it."""
+        """Returns the error for a file that no living node has."""
         lost = await self._volume.give_up(
             ino, inode, asks_tier=self._cold is not None, away=found.nodes
         )
@@ -191,7 +192,7 @@ class FileOrigins:
 
 
 def _miss(error: KvfsError) -> NotFound:
-    """The miss of a cache namespace where nobody answers, or the file is written elsewhere."""
+    """Returns the miss of a cache namespace if nobody answers, or the file is written elsewhere."""
     kind = OtherVersion if isinstance(error, Busy) else Unreached
     return kind(str(error))
 
@@ -204,6 +205,6 @@ def _found(t: Transaction, ino: int, version: int) -> FileHolders:
 
 
 def _written(t: Transaction, ino: int) -> tuple[int, list[int]]:
-    """The version of a file's record, and the other nodes that have data of it."""
+    """Returns the version of a file's record, and the other nodes that have data of it."""
     nodes = [keys.unpack_node(each.node) for each in placements.holders(t, ino) if each.whole]
     return read_inode(t, ino).version, [node for node in nodes if keys.pack_node(node) != t.node]

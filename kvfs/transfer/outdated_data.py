@@ -1,9 +1,9 @@
-"""Data files of this node that others replaced or removed, or that it need not have any more: they
-go.
+"""Removes data files of this node that others replaced or removed, or that it need not have any
+more.
 
 Invariants
-- What a program of this host has open goes when it is closed.
-- A data file is unlinked where a record says so: of newer content, or of an orphan. One whose
+- A data file that a program of this host has open is removed when it is closed.
+- A data file is unlinked only if a record says so: one of newer content, or of an orphan. One whose
   record was lost is left to `stale_data_gc`.
 """
 
@@ -27,7 +27,7 @@ Change = tuple[bytes, bytes | None, bytes | None]
 
 
 class OutdatedData:
-    """Finds them for one node."""
+    """The outdated data files of one node."""
 
     def __init__(self, engine: Engine, files: DataFiles, index: Index, volume: Volume) -> None:
         self._engine = engine
@@ -39,18 +39,18 @@ class OutdatedData:
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
-        """Drop what is outdated, until cancelled."""
+        """Drops what is outdated, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.sleep_forever()
 
     def applied(self, changes: Iterable[Change]) -> None:
-        """Others committed this: data of a content that was replaced, or of an orphan that was
-        reaped, soon go here too.
+        """Takes what others committed: data of a content that was replaced, or of an orphan that
+        was reaped, soon go here too.
 
         A record that had a name and vanishes was lost (an engine that was put back to an older
-        state, or damaged), likewise a newer version: nobody removes either. What is here of it may
-        be the last there is, and is left to `stale_data_gc`."""
+        state, or damaged), likewise a newer version: nobody removes either. The data here may be
+        the last there are, and are left to `stale_data_gc`."""
         replaced: list[Name] = []
         unlinked: list[int] = []
         for key, old, new in changes:
@@ -78,8 +78,8 @@ class OutdatedData:
             await self._lost_link(ino)
 
     def _stamp(self, ino: int, before: Inode, now: Inode) -> None:
-        """Others set the times of a file that is not sealed: its data file has the truth about
-        them, where it is here and has not been changed meanwhile."""
+        """Sets the times that others gave a file that is not sealed: its data file has the truth
+        about them, if it is here and has not been changed meanwhile."""
         if self._volume.holders.writes(ino):
             return
         path = self._files.path(ino, before.version)
@@ -91,7 +91,7 @@ class OutdatedData:
             return
 
     def _is_open(self, name: Name) -> bool:
-        """Whether it is open, and so has to stay until `closed`."""
+        """Returns whether it is open, and so has to stay until `closed`."""
         holders = self._volume.holders
         if not holders.busy(name[0]) or not holders.has_content(*name):
             return False
@@ -99,17 +99,17 @@ class OutdatedData:
         return True
 
     def has(self, ino: int) -> bool:
-        """Whether data files of it wait for its close."""
+        """Returns whether data files of it wait for its close."""
         return ino in self._open
 
     def closed(self, ino: int) -> None:
-        """The file's data file was closed; what was replaced elsewhere meanwhile may go."""
+        """Drops what was replaced elsewhere while the file's data file, now closed, was open."""
         versions = self._open.pop(ino, None)
         if versions and self._nursery is not None:
             self._nursery.start_soon(self.drop, [(ino, version) for version in versions])
 
     async def _lost_link(self, ino: int) -> None:
-        """An orphan of whose data this node has some: they go when nobody here holds it."""
+        """Lets go of this node's data of an orphan, unless somebody here holds it."""
 
         def fn(t: Transaction) -> int:
             inode = read_inode(t, ino)
@@ -125,8 +125,8 @@ class OutdatedData:
             self._volume.drop_later(ino, version)
 
     async def drop(self, names: Sequence[Name]) -> None:
-        """Unlink data files that no record speaks of any more, where they are here; those that are
-        open when they are closed."""
+        """Unlinks data files that no record speaks of any more, if they are here; open ones when
+        they are closed."""
         here = [name for name in names if self._is_here(name) and not self._is_open(name)]
         for ino, _ in here:
             self._volume.holders.let_go(ino)

@@ -38,7 +38,7 @@ from kvfs.transfer.transport import Transport
 log = logging.getLogger(__name__)
 
 _RELAY_MOST_S: Final = 10.0
-"""For so long a node that is getting the file itself may have no chunk for us."""
+"""Time for which a node that is getting the file itself may have no chunk for us."""
 _RETRY_S: Final = 0.1
 _SUMS_S: Final = 5.0
 _DOUBT_S: Final = 10.0
@@ -73,7 +73,7 @@ class Means:
 
 
 class PeerFetch:
-    """One file."""
+    """The fetch of one file."""
 
     def __init__(self, means: Means, transfer: Transfer, holders: Sequence[PeerAddress]) -> None:
         self.transfer = transfer
@@ -95,8 +95,8 @@ class PeerFetch:
         )
 
     async def run(self) -> None:
-        """Returns when all chunks are here. Raises as `Sources.failure`, OSError (of the file).
-        Cancelled: what came until then is here, and nothing is written any more."""
+        """Returns when all chunks are here. Raises what `Sources.failure` raises, OSError (of the
+        file). When it is cancelled, the chunks that came stay, and nothing is written any more."""
         counters, succeeded = self._means.counters, False
         try:
             if self.transfer.wanted.checksum and self._plan.chunks > MOST_SUMS:
@@ -117,7 +117,7 @@ class PeerFetch:
         return self._plan.is_whole or self._failure is not None
 
     async def _ask_alone(self) -> None:
-        """One chunk of the first source, without a task of its own."""
+        """Fetches one chunk from the first source, without a task of its own."""
         for source in self._sources.activate(time.monotonic())[:1]:
             span = self._plan.take(1)
             if span is not None:
@@ -142,7 +142,7 @@ class PeerFetch:
             nursery.cancel_scope.cancel()
 
     def _fail(self, error: Exception) -> None:
-        """Nothing more comes."""
+        """Ends the fetch: nothing more comes."""
         if self._failure is None:
             self._failure = error
         self.transfer.wake()
@@ -193,7 +193,7 @@ class PeerFetch:
             self._skip_zeros(sums)
 
     def _skip_zeros(self, sums: bytes) -> None:
-        """They are here already: the file began as a hole."""
+        """Counts the chunks of zeros as here: the file began as a hole."""
         for chunk in range(self.transfer.wanted.size // CHUNK_BYTES):
             at = chunk * DIGEST_BYTES
             if sums[at : at + DIGEST_BYTES] == ZERO_CHUNK:
@@ -239,7 +239,7 @@ class PeerFetch:
         return source.span_limit(self._plan.left(), asked, streams, len(active) == 1)
 
     async def _fetch(self, stream: SourceStream) -> bool:
-        """False where it brought nothing, at once."""
+        """Returns False if it brought nothing, at once."""
         self._streams.add(stream)
         try:
             with stream.scope:
@@ -279,8 +279,8 @@ class PeerFetch:
                 await taking.run(self._means.threads)
 
     def _believe(self, incoming: IncomingChunks) -> None:
-        """Whether the checksums that were announced are those of the content that is wanted. Raises
-        Corrupt, Conflict."""
+        """Returns whether the checksums that were announced are those of the content that is
+        wanted. Raises Corrupt, Conflict."""
         transfer, sums = self.transfer, incoming.sums
         if not transfer.wanted.checksum:
             transfer.stamp = transfer.stamp or incoming.stamp
@@ -338,7 +338,7 @@ class PeerFetch:
         self.transfer.wake()
 
     def _replace_sources(self) -> None:
-        """As many sources as the file is worth; without any it has failed."""
+        """Engages as many sources as the file is worth; without any it has failed."""
         if self._nursery is None or self._has_ended:
             return
         self._engage(self._sources.activate(time.monotonic()))
@@ -346,7 +346,7 @@ class PeerFetch:
             self._fail(self._sources.failure())
 
     def look(self, now: float) -> None:
-        """Take from a source that is stuck what another could bring; to be called now and then."""
+        """Takes from a source that is stuck what another could bring; to be called now and then."""
         self._replace_sources()
         active = self._sources.of(Standing.ACTIVE)
         stuck = [each for each in self._streams if self._hedging.is_stuck(each, active, now)]

@@ -1,4 +1,4 @@
-"""The files whose chunks come from other nodes: for one node, and what it knows of the others."""
+"""The files whose chunks come to one node from others, and what it knows of those."""
 
 import time
 import zlib
@@ -21,12 +21,12 @@ wait for gigabytes."""
 _THREADS: Final = 16
 """Threads that receive at a time."""
 _FIRST_LOOK_S: Final = 0.4
-"""Most files are here before."""
+"""Time before the first look: most files are here by then."""
 _LOOK_S: Final = 0.1
 
 
 class PeerFetches:
-    """For one event loop."""
+    """The fetches of one event loop."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PeerFetches:
         self._means = Means(peers, me, transport or OverTcp(), threads, {}, {}, self.counters)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look after what is fetched: what is stuck is asked of others. Until cancelled."""
+        """Looks after what is fetched, until cancelled: what is stuck is asked of others."""
         task_status.started()
         try:
             while True:
@@ -68,7 +68,7 @@ class PeerFetches:
             self._means.peers.close()
 
     async def _watch(self) -> None:
-        """As long as anything is fetched."""
+        """Looks as long as anything is fetched."""
         looked, was_held_up = time.monotonic(), False
         while self._fetches:
             await trio.sleep(_LOOK_S)
@@ -83,7 +83,7 @@ class PeerFetches:
                     fetch.look(now)
 
     def living(self, nodes: Sequence[int]) -> list[PeerAddress]:
-        """The addresses of those that live. Raises Unavailable where there are none and this node
+        """Returns the addresses of those that live. Raises Unavailable if none does and this node
         may not say so."""
         alive = [there for node in nodes if (there := self._address(node)) is not None]
         if not alive and not self._is_sure():
@@ -98,8 +98,8 @@ class PeerFetches:
 
         Raises NotFound (no holder has it), Conflict (its holders have other content: the record is
         outdated), Busy (it is being written where it is), Corrupt (what came had wrong bytes),
-        Unavailable (nobody answered in time), OSError (of the file). Cancelled: what came until
-        then is here, and nothing is written any more."""
+        Unavailable (nobody answered in time), OSError (of the file). When it is cancelled, the
+        chunks that came stay, and nothing is written any more."""
         name = transfer.wanted.ino, transfer.wanted.version
         fetch = PeerFetch(self._means, transfer, _in_turn(holders, name[0], self._means.me))
         if hand_on:
@@ -116,16 +116,17 @@ class PeerFetches:
                 del self._handed_on[name]
 
     def arriving(self, ino: int, version: int) -> Transfer | None:
-        """The file, where its chunks come from other nodes just now."""
+        """Returns the file if its chunks come from other nodes just now."""
         fetch = self._handed_on.get((ino, version))
         return None if fetch is None else fetch.transfer
 
     def is_asked_of(self, transfer: Transfer, chunk: int, node: int) -> bool:
-        """Whether the chunk is being fetched from that node."""
+        """Returns whether the chunk is being fetched from that node."""
         fetch = self._handed_on.get((transfer.wanted.ino, transfer.wanted.version))
         return fetch is not None and fetch.is_asked_of(chunk, node)
 
 
 def _in_turn(holders: Sequence[PeerAddress], ino: int, me: int) -> list[PeerAddress]:
-    """The holders in an order of its own for each file and reader: their load spreads over them."""
+    """Returns the holders in an order of its own for each file and reader: their load spreads over
+    them."""
     return sorted(holders, key=lambda holder: zlib.crc32(b"%d %d %d" % (holder.node, ino, me)))

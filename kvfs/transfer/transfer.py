@@ -42,17 +42,18 @@ class WantedFile(NamedTuple):
 
 
 class Transfer:
-    """Made by `Transfers`; for its event loop."""
+    """The way of one file's content to this node; made by `Transfers`, for its event loop."""
 
     def __init__(self, wanted: WantedFile) -> None:
         self.wanted = wanted
         self.plan = ChunkPlan(chunks_of(wanted.size))
         self.has_room = False
-        """Whether room was made for it, which no one else may have from then on."""
+        """Whether room was made for it, which nobody else may have from then on."""
         self.fd = -1
-        """For what is here of it; of whoever fills it, and open as long as that lasts."""
+        """The file into which it comes; belongs to whoever fills it, and is open as long as that
+        lasts."""
         self.is_agreed = False
-        """Whether the checksums of all chunks are known, of a file that is sealed."""
+        """Whether the checksums of all chunks of a sealed file are known."""
         self.stamp = b""
         """The stamp that a holder of a file that is not sealed gave for the content that comes."""
         self.changed = trio.Event()
@@ -82,21 +83,21 @@ class Transfer:
         return self.plan.here / self.plan.chunks if self.plan.chunks else 0.0
 
     def has(self, offset: int, length: int) -> bool:
-        """Whether these bytes, those beyond the end of the file aside, can be read now."""
+        """Returns whether these bytes, except those beyond the end of the file, can be read now."""
         return self.is_whole or self.plan.has_all(self._span(offset, length))
 
     async def begun(self) -> None:
-        """Returns when its first bytes are here, and others come one by one, or it is whole. Raises
-        as `span`."""
+        """Returns when its first bytes are here, and others come one by one, or when it is whole.
+        Raises what `span` raises."""
         await self.span(0, 1)
 
     async def span(self, offset: int, length: int) -> None:
-        """Returns when these bytes can be read: they come before others. What lies beyond the end
-        of the file is not waited for.
+        """Returns when these bytes can be read: they come before others. Bytes beyond the end of
+        the file are not waited for.
 
         Raises NotFound (nobody has them any more), Unavailable (nobody answered in time, or the
         node stops), Corrupt, Conflict (the record is another by now), Busy (they are being written
-        where they are), NoSpace, OSError. Cancelled: they come all the same."""
+        where they are), NoSpace, OSError. When it is cancelled, they come all the same."""
         span, plan = self._span(offset, length), None
         while not (self.is_whole or self.plan.has_all(span)):
             self._check()
@@ -109,15 +110,15 @@ class Transfer:
             await self.changed.wait()
 
     async def whole(self) -> None:
-        """Returns when it is a data file like others. Raises and is cancelled as `span`."""
+        """Returns when it is a data file like others. Raises, and is cancelled, like `span`."""
         if not self.ended.is_set():
             await detach.aside()
             await self.ended.wait()
         self._check()
 
     async def opened(self) -> int:
-        """As `whole`; a descriptor of it for reading, which the caller closes. To be called before
-        it has ended."""
+        """Waits like `whole`; returns a descriptor of it for reading, which the caller closes. To
+        be called before it has ended."""
         assert not self.ended.is_set(), "nobody has it open any more"
         self._openers += 1
         try:
@@ -133,7 +134,7 @@ class Transfer:
         return fd
 
     def want(self, offset: int, length: int) -> None:
-        """These are likely to be asked for soon: they come before the rest."""
+        """Has these bytes come before the rest: they are likely to be asked for soon."""
         if not self.ended.is_set():
             self.plan.expect(self._span(offset, length))
 
@@ -143,7 +144,7 @@ class Transfer:
         return ChunkSpan(first, max(0, end - first))
 
     def _check(self) -> None:
-        """Raises why it failed, to each who waits an error of his own."""
+        """Raises the reason of its failure, to each who waits an error of his own."""
         error = self._error
         if isinstance(error, KvfsError):
             raise type(error)(str(error))
@@ -156,22 +157,23 @@ class Transfer:
 
     @property
     def sums(self) -> bytes:
-        """The xxh3-128 of each chunk, one after the other; of a file that is not sealed, once all
+        """The xxh3-128 of each chunk, one after the other; for a file that is not sealed, once all
         are here."""
         return bytes(self._sums)
 
     def sums_of(self, first: int, count: int) -> bytes:
-        """The checksums of some chunks."""
+        """Returns the checksums of some chunks."""
         return bytes(self._sums[first * DIGEST_BYTES : (first + count) * DIGEST_BYTES])
 
     def begin(self, fd: int) -> None:
-        """It comes into this file, which is open for reading and writing and has its size."""
+        """Begins: it comes into this file, which is open for reading and writing and has its
+        size."""
         self.fd = fd
         self.sink: Sink = Sink(fd)
 
     def begin_anew(self, wanted: WantedFile) -> None:
-        """It comes from elsewhere from now on. What others have of content that is not sealed may
-        differ from what came; what is here of a sealed one stays."""
+        """Begins again: it comes from elsewhere from now on. What others have of content that is
+        not sealed may differ from what came; what is here of a sealed one stays."""
         if wanted != self.wanted or not wanted.checksum:
             self.wanted = wanted
             self.plan = ChunkPlan(chunks_of(wanted.size))
@@ -180,29 +182,30 @@ class Transfer:
             self.wake()
 
     def agree(self, sums: bytes) -> None:
-        """These are the checksums of its chunks: the record's is theirs."""
+        """Takes these as the checksums of its chunks: the record's is theirs."""
         self._sums[:] = sums
         self.is_agreed = True
         self.wake()
 
     def put(self, chunk: int, digest: bytes) -> None:
-        """It is here."""
+        """Counts the chunk as here."""
         self._sums[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES] = digest
         self.plan.put(chunk)
         self.wake()
 
     def wake(self) -> None:
-        """Whoever waits looks again."""
+        """Makes all who wait look again."""
         self.changed.set()
         self.changed = trio.Event()
 
     def ready(self) -> None:
-        """It is about to have its name: those who wait to open it get it open. Raises OSError."""
+        """Gives a descriptor to those who wait to open it: it is about to have its name. Raises
+        OSError."""
         if self._openers:
             self._readable = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing more comes, and `fd` is closed soon."""
+        """Ends it: nothing more comes, and `fd` is closed soon."""
         self.fd = -1
         self._error = error
         self.ended.set()

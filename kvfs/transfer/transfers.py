@@ -1,11 +1,11 @@
-"""Files whose data this node does not have come here, and copies that it need not have go.
+"""Brings files whose data this node does not have, and drops copies that it need not have.
 
 Invariants
 - One content of a file comes once at a time, however many want it. What is borrowed comes for each
   borrower anew: it is right for now only.
 
-Where they come from: `origins`. What becomes of a file that came: `arrivals`. What goes when others
-replace or remove it: `outdated_data`.
+The sources of a file: `origins`. A file that came: `arrivals`. Data that others replaced or
+removed: `outdated_data`.
 """
 
 import os
@@ -37,13 +37,13 @@ from kvfs.vfs.volume import Volume
 
 _ATTEMPTS: Final = 8
 _PAUSE_S: Final = 0.25
-"""Before a file is asked for again that was changed while it came."""
+"""Pause before a file is asked for again that was changed while it came."""
 Way = Callable[..., Awaitable[None]]
 """Fills a transfer. Raises why it cannot."""
 
 
 class Transfers:
-    """Those to one node."""
+    """The transfers to one node."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Transfers:
         self._arrivals = Arrivals(engine, files, index, volume.holders, self.outdated.drop)
         self._coming: dict[tuple[int, int], Transfer] = {}
         self._borrowed: dict[int, Transfer] = {}
-        """By the data file that it comes into."""
+        """Borrowed content, by the data file that it comes into."""
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -84,7 +84,7 @@ class Transfers:
 
     @property
     def coming_bytes(self) -> int:
-        """Bytes of the files that are on their way, once they have their room: no one else may have
+        """Bytes of the files that are on their way and have their room: nobody else may have
         that."""
         return sum(each.wanted.size for each in self._coming.values() if each.has_room)
 
@@ -96,7 +96,7 @@ class Transfers:
         return coming or len(self._arrivals) > 0
 
     async def run(self) -> None:
-        """Bring what is asked for, until cancelled; what was on its way then is left."""
+        """Brings what is asked for, until cancelled; what was on its way then is left."""
         self._files.clear_arriving()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -104,8 +104,8 @@ class Transfers:
             nursery.start_soon(self.outdated.run)
 
     def begin(self, ino: int, inode: Inode) -> Transfer:
-        """The data of a published file, from here on on their way. Raises Unavailable while the
-        node starts or stops."""
+        """Begins to bring the data of a published file. Raises Unavailable while the node starts or
+        stops."""
         name = ino, inode.version
         transfer = self._coming.get(name)
         if transfer is None:
@@ -116,7 +116,7 @@ class Transfers:
         return transfer
 
     async def bring(self, ino: int) -> None:
-        """Returns when the file's data are here. Cancelled: they may come all the same.
+        """Returns when the file's data are here. When it is cancelled, they may come all the same.
 
         Raises NotFound, Stale, Unavailable, Corrupt, Conflict (it is written elsewhere all the
         time), Busy (it is open for writing elsewhere, and not closed), NoSpace, OSError.
@@ -134,8 +134,9 @@ class Transfers:
             await trio.sleep(_PAUSE_S)
 
     async def bring_span(self, ino: int, version: int, offset: int, length: int) -> None:
-        """Returns when these bytes of a content can be read, from its data file or what is arriving
-        of it. Raises as `bring`; Conflict where the file has another content by now."""
+        """Returns when these bytes of a content can be read, from its data file or from the part
+        that has arrived. Raises what `bring` raises, and Conflict if the file has another content
+        by now."""
         inode = await self._engine.read(lambda t: read_inode(t, ino))
         if inode.version != version:
             raise Conflict(f"{os.fsdecode(inode.name)}: it was written on another node")
@@ -144,12 +145,12 @@ class Transfers:
 
     async def borrow(self, ino: int, size: int, into: int) -> None:
         """Returns when the first `size` bytes of a file that another node has and goes on writing
-        are in the data file of the number `into`, which is no file's yet: of an upload that is
+        are in the data file of the number `into`, which is no file's yet: for an upload that is
         completed on another node than its parts were put on. Nothing is recorded.
 
-        Cancelled: they come all the same; ask again with the same words. Raises Stale, NotFound (it
-        has gone), Conflict (it is written to all the time), Unavailable (nobody who has it
-        answers), Invalid (`into` is somebody's), OSError.
+        When it is cancelled, they come all the same; ask again with the same arguments. Raises
+        Stale, NotFound (it has gone), Conflict (it is written to all the time), Unavailable (nobody
+        who has it answers), Invalid (`into` belongs to a file), OSError.
         """
         transfer = self._borrowed.get(into)
         if transfer is None:
@@ -163,9 +164,9 @@ class Transfers:
         await transfer.whole()
 
     async def let_go(self, ino: int) -> bool:
-        """Drop this node's data of a file, unless it is the last one to have them, or they came a
-        moment ago; whether it did. A program that has the file open here reads on. Raises Stale,
-        Unavailable."""
+        """Drops this node's data of a file, unless it is the last one to have them, or they came a
+        moment ago; returns whether it did. A program that has the file open here reads on. Raises
+        Stale, Unavailable."""
         if not self._volume.holders.is_recorded(ino):
             return False
 
@@ -186,9 +187,8 @@ class Transfers:
         return True
 
     async def adopt(self, ino: int, version: int, giver: int) -> None:
-        """Answer for a file in a store that this node shares with `giver`, in its place: its data
-        file stays where it is. Raises NotFound (it is not seen here), Stale, Conflict,
-        Unavailable."""
+        """Takes over a file in a store that this node shares with `giver`: its data file stays
+        where it is. Raises NotFound (it is not seen here), Stale, Conflict, Unavailable."""
         if not media.is_shared([self._files.medium(ino, version)]):
             raise NotFound("the file is in no store that this node shares")
         blocks = self._files.stat(ino, version).st_blocks
@@ -197,11 +197,12 @@ class Transfers:
         self._index.add(ino, version, blocks)
 
     def disown(self, ino: int) -> None:
-        """Another node answers for the file, and its data file stays."""
+        """Gives up a file that another node has taken over; its data file stays."""
         self._index.remove([ino])
 
     def share(self, ino: int, version: int) -> float:
-        """The share of a data file on its way that is here; negative where it is not on its way."""
+        """Returns the share of a data file on its way that is here; negative if it is not on its
+        way."""
         transfer = self._coming.get((ino, version))
         return -1.0 if transfer is None else transfer.share
 
@@ -266,6 +267,7 @@ class Transfers:
 
 
 def _check_unused(t: Transaction, ino: int) -> None:
-    """A body in the making has a reserved number, or a record without a name."""
+    """Raises Invalid if the number belongs to a file: a body in the making has a reserved number,
+    or a record without a name."""
     if t.get(keys.reserved(ino)) is None and t.get(keys.orphan(ino)) is None:
         raise Invalid(f"inode {ino:x} is a file's: nothing is brought into it")

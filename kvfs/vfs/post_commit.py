@@ -93,14 +93,14 @@ class Finisher:
             changed.notice = notices.post(t, changed.changes, now)
 
     def clear(self, t: Transaction) -> None:
-        """Step 5, in any transaction that writes anyway."""
+        """Takes step 5, in any transaction that writes anyway."""
         if self._taken:
             taken, self._taken = self._taken, []
             notices.remove(t, taken)
 
     def commit(self, fn: Callable[[Transaction, Changed], T]) -> tuple[T, Changed]:
-        """Step 1 of what `fn` does: its result, and what is to be finished. It may be run more than
-        once. Raises what `fn` raises, NoSpace, ReadOnly, Unavailable."""
+        """Takes step 1 of what `fn` does; returns its result, and what is to be finished. `fn` may
+        be run more than once. Raises what `fn` raises, NoSpace, ReadOnly, Unavailable."""
 
         def step(t: Transaction) -> tuple[T, Changed]:
             changed = Changed()

@@ -120,8 +120,8 @@ class Drafts:
         return drafts
 
     def begin_small(self, files: Sequence[NewFile]) -> list[Draft]:
-        """Drafts of files of one namespace, each of no more than SMALL_BYTES: no transaction, but
-        now and then. Raises as `begin`."""
+        """Begins drafts of files of one namespace, each of no more than SMALL_BYTES: mostly without
+        a transaction. Raises what `begin` raises."""
         number = files[0].parent >> NAMESPACE_SHIFT
         self._spend(number, BLOCK * sum(map(blocks_of, [file.size for file in files])))
         drafts: list[Draft] = []
@@ -134,21 +134,21 @@ class Drafts:
         return drafts
 
     def begin_small_now(self, file: NewFile) -> Draft | None:
-        """As `begin_small`, for an event loop; None where the node must be asked for space
-        first."""
+        """Like `begin_small`, for an event loop; None if the node must be asked for space first."""
         number = file.parent >> NAMESPACE_SHIFT
         if not self._spend_found(number, BLOCK * blocks_of(file.size)):
             return None
         return self._numbered(number, file.durable)
 
     def begin_one(self, file: NewFile) -> Draft:
-        """A draft of one file, which is told by its size whether it is small. Raises as `begin`."""
+        """Returns a draft of one file, whose size tells whether it is small. Raises what `begin`
+        raises."""
         if file.size <= SMALL_BYTES:
             return self.begin_small([file])[0]
         return self.begin(lambda _: [file])[0]
 
     def _numbered(self, namespace_id: int, durable: bool, lacking: int = 1) -> Draft:
-        """A draft with its data file. `lacking`: so many are made one after the other."""
+        """Returns a draft with its data file. `lacking`: so many are made one after the other."""
         ino = self._take_number(namespace_id, lacking)
         draft = Draft(ino, SMALL_BYTES, durable=durable, numbered=True)
         try:
@@ -300,7 +300,7 @@ class Drafts:
     # ---- numbers and space
 
     def _take_number(self, namespace_id: int, lacking: int) -> int:
-        """A reserved number. Where there is none, so many are reserved at least."""
+        """Returns a reserved number. If there is none, at least so many are reserved."""
         with self._lock:
             if self._pid != os.getpid():  # after a fork they are the parent's
                 self._numbers, self._batches, self._pid = {}, {}, os.getpid()

@@ -19,7 +19,7 @@ VERSION: Final = 1
 
 
 class PlanVersion(msgspec.Struct):
-    """What a plan of any version has."""
+    """The part that a plan of any version has."""
 
     version: int = 0
 

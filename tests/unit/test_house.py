@@ -1,5 +1,5 @@
-"""Names and folders of the product: one word for one thing, and few enough modules in a folder
-that a stranger finds the right one."""
+"""Names, folders and docstrings of the product: one word for one thing, few enough modules in a
+folder that a stranger finds the right one, and docstrings that begin with their subject."""
 
 import ast
 import functools
@@ -12,6 +12,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PACKAGES: Final = ("cli", "gateway", "gds", "kvfs", "s3api")
 MOST_MODULES: Final = 20
 MOST_EXCEPTIONS: Final = 20
+FRAGMENT_WORDS: Final = frozenset(("What", "Of", "Who", "Those", "Whose", "Where", "Which"))
+"""First words that leave out what a docstring is about."""
 
 SHARED_CLASS_NAMES: Final[Mapping[str, str]] = {}
 """Class names that may stand twice, each with the reason."""
@@ -52,6 +54,39 @@ def test_no_module_lies_beside_the_packages_of_kvfs() -> None:
     assert flat == [], "move it into the package whose subject it has"
 
 
+def test_docstrings_begin_with_their_subject() -> None:
+    fragments = [
+        f"{path}:{line}: {text[:60]!r}"
+        for path in _modules()
+        for line, text, is_function in _docstrings(ast.parse((ROOT / path).read_bytes()))
+        if _first_word(text) in FRAGMENT_WORDS or (is_function and _first_word(text) == "Whether")
+    ]
+    assert fragments == [], (
+        "name the subject first: a verb for a function (Returns whether ...), a noun phrase for a "
+        "thing (docs/design/changing.md)"
+    )
+
+
+def test_fragments_are_seen() -> None:
+    source = """
+'Where it is.'
+
+class Thing:
+    'A thing.'
+    limit: int
+    'What it may have.'
+
+    def is_full(self) -> bool:
+        'Whether it is full.'
+
+    @property
+    def is_open(self) -> bool:
+        'Whether it is open.'
+"""
+    found = sorted((line, is_it) for line, _, is_it in _docstrings(ast.parse(source)))
+    assert found == [(2, False), (5, False), (7, False), (10, True), (14, False)]
+
+
 def test_exceptions_are_few_and_have_reasons() -> None:
     exceptions = {**SHARED_CLASS_NAMES, **LARGE_FOLDERS}
     assert len(exceptions) <= MOST_EXCEPTIONS
@@ -69,6 +104,25 @@ def _public_classes(path: Path) -> Iterable[str]:
     for node in ast.parse((ROOT / path).read_bytes()).body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name
+
+
+def _docstrings(module: ast.Module) -> Iterable[tuple[int, str, bool]]:
+    """Each docstring: its line, its text, and whether a function has it that is no property."""
+    for node in ast.walk(module):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not any(
+            ast.unparse(decorator).endswith("property") for decorator in node.decorator_list
+        )
+        for place, statement in enumerate(body):
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield statement.lineno, text, is_function and place == 0
+
+
+def _first_word(text: str) -> str:
+    return text.split(maxsplit=1)[0].rstrip(",:;.") if text.strip() else ""
 
 
 def _repeated(modules: Mapping[str, list[Path]]) -> dict[str, list[str]]:

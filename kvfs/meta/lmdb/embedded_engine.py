@@ -222,7 +222,7 @@ class EmbeddedEngine:
     def upgrade_now(self) -> bool:
         """Makes the metadata those of this version (`schema.upgrade`): one commit, after which no
         earlier version opens them. Returns False, and does nothing, while another process may write
-        them, which could be of the earlier version. Raises as `transact_now`."""
+        them, which could be of the earlier version. Raises what `transact_now` raises."""
         if self._syncer is None or self.read_now(schema.found) in (0, keys.SCHEMA):
             return True
         with self._syncer.alone() as alone:

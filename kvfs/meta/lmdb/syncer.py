@@ -89,7 +89,7 @@ class Syncer:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
-        """As `StateFile.alone`, with no rotation of this process meanwhile."""
+        """Like `StateFile.alone`, with no rotation of this process meanwhile."""
         with self._rotating, self._state.alone() as alone:
             yield alone
 

@@ -113,7 +113,7 @@ def holders(t: Transaction, ino: int) -> list[Holder]:
 
 
 def whole_holders(t: Transaction, ino: int, version: int) -> list[bytes]:
-    """The nodes that have all of a file's content of this version."""
+    """Returns the nodes that have all of a file's content of this version."""
     return [each.node for each in holders(t, ino) if each.whole and each.holding.version == version]
 
 
