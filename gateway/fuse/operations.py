@@ -311,7 +311,9 @@ class Operations:
                 self.known.add(made)
             return made, tree.read_inode(t, made) if top else inode
 
-        return await self.engine.transact(fn, private=ino if kind == _PRIVATE else 0)
+        if kind == _KNOWN or self.coherence is not None:
+            return await self.engine.transact(fn, private=ino if kind == _PRIVATE else 0)
+        return await self.node.local.transact_unseen(fn)
 
     async def readlink(self, ino: int) -> bytes:
         """Returns the target. Raises Invalid if it is no symbolic link."""
@@ -615,14 +617,21 @@ class Operations:
         inode.boot = self.node.boot
         self.open_files.begin_making(ino, caller.uid)
         try:
-            await self.engine.transact(
-                lambda t: tree.add_unlinked(t, parent, ino, inode), private=ino
-            )
+            await self._make_unlinked(parent, ino, inode)
             self.orphans.made(ino)
             fd = self.store.create(ino, 0)
             return self.open_files.created(ino, inode, fd, flags, caller.uid), ino, inode
         finally:
             self.open_files.end_making(ino, caller.uid)
+
+    async def _make_unlinked(self, parent: int, ino: int, inode: Inode) -> None:
+        def fn(t: Transaction) -> None:
+            tree.add_unlinked(t, parent, ino, inode)
+
+        if self.coherence is None:
+            await self.node.local.transact_unseen(fn)
+        else:
+            await self.engine.transact(fn, private=ino)
 
     async def flush(self, fh: int) -> None:
         """Publishes what was written: a descriptor of the handle was closed."""

@@ -6,6 +6,8 @@ Invariants
   until a checkpoint.
 - `read_now` and `transact_now` never wait for the disk; `transact_now` may wait for another
   process's commit (some 10 microseconds).
+- A transaction of any process that writes finds, and commits, what was put off
+  (`deferred_commits`); so does each read of the process that put it off.
 - Refusals by LMDB or the system leave this module as a KvfsError that names the file and the
   remedy.
 
@@ -16,17 +18,18 @@ start with 0xff, which no scan of the metadata reaches, and share its commits' s
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import lmdb
 import trio
 
-from kvfs.base.errors import Invalid
+from kvfs.base.errors import Invalid, KvfsError
 from kvfs.meta import keys, schema
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.checkpoints import find_base_damage
+from kvfs.meta.lmdb.deferred_commits import DeferredCommits, commit_of
 from kvfs.meta.lmdb.journal import (
     FIRST,
     GENERATION_KEY,
@@ -48,6 +51,18 @@ T = TypeVar("T")
 _MAP_SIZE: Final = 1 << 40
 _JOURNAL_BYTES: Final = 32 << 20
 """Length from which a journal is replaced: some 150,000 commits, replayed in 1 s."""
+_NONE: Final = (0,)
+
+
+def _deferred(path: Path, boot: int) -> DeferredCommits:
+    """Opens the file of deferred commits, even on a full disk if the reserve allows: a process that
+    committed without a look at them would undo them."""
+    try:
+        return DeferredCommits(path, boot)
+    except OSError as error:
+        if is_full(error, path) and give_up(path):
+            return DeferredCommits(path, boot)
+        raise
 
 
 def _opened(opener: EngineOpener) -> OpenedEngine:
@@ -74,35 +89,65 @@ class Database:
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
         """Runs `fn` on a read-only view, at once. Errors raised by `fn` pass through."""
+        engine = self._engine
+        if engine.unseen is not None:
+            with contextlib.suppress(KvfsError):  # which whoever changes something is told
+                engine.settle()
         try:
             raw = self._begin(self._handle)
             try:
-                return fn(ReadTransaction(raw, self._engine.node))
+                return fn(ReadTransaction(raw, engine.node))
             finally:
                 raw.abort()
         except lmdb.Error as error:
             raise translated(error, self._path) from error
 
-    def transact_now(self, fn: Callable[[Transaction], T]) -> T:
+    def transact_now(self, fn: Callable[[Transaction], T], unseen: bool = False) -> T:
         """Runs `fn` and commits, at once; an error raised by `fn` aborts and passes through.
+        `unseen`: see `EmbeddedEngine.transact_unseen`.
 
         `fn` must not call the engine. Raises NoSpace, ReadOnly, Corrupt, Unavailable.
         """
+        engine = self._engine
         try:
             with self._lock:
                 raw = self._begin(self._handle, None, True)
                 try:
-                    transaction = WriteTransaction(raw, self._engine.node)
+                    transaction = WriteTransaction(raw, engine.node)
+                    writes, taken = transaction.writes, 0
+                    if engine.deferred_counts[0]:
+                        if self._name:
+                            raw.abort()
+                            return self._transact_settled(fn)
+                        taken = engine.take_deferred(raw, writes)
                     result = fn(transaction)
-                    if transaction.writes:
-                        self._engine.commit(raw, self._name, self._handle, transaction.writes)
+                    if writes and not (unseen and engine.defer(raw, writes, taken)):
+                        engine.commit(raw, self._name, self._handle, writes, taken)
                     return result
                 finally:
                     raw.abort()
         except lmdb.Error as error:
             if is_full(error, self._path) and give_up(self._path):
-                return self.transact_now(fn)
+                return self.transact_now(fn, unseen)
             raise translated(error, self._path) from error
+
+    def _transact_settled(self, fn: Callable[[Transaction], T]) -> T:
+        """Like `transact_now`, of another database than the metadata, whose lock is held and before
+        which commits to those were put off."""
+        engine = self._engine
+        while True:
+            engine.settle_locked()
+            raw = self._begin(self._handle, None, True)
+            try:
+                if engine.deferred_counts[0]:
+                    continue
+                transaction = WriteTransaction(raw, engine.node)
+                result = fn(transaction)
+                if transaction.writes:
+                    engine.commit(raw, self._name, self._handle, transaction.writes)
+                return result
+            finally:
+                raw.abort()
 
 
 class EmbeddedEngine:
@@ -141,6 +186,12 @@ class EmbeddedEngine:
         self._journal = JournalWriter(self.path)
         self._ended: tuple[bytes, Position] = b"", FIRST
         """The end of this process's last commit, packed and not."""
+        self.unseen: tuple[bytes, dict[bytes, bytes | None]] | None = None
+        """What this process wrote in commits that it put off, until it knows that they are made,
+        and the last commit where they are not (`commit_of`)."""
+        self._deferred: DeferredCommits | None = None
+        self.deferred_counts: Sequence[int] = _NONE
+        """Of which the first says how many commits are put off. Only looked at by others."""
         self._state: StateFile | None = None
         self._syncer: Syncer | None = None
         opener = EngineOpener(self.path, map_size, boot, past_damage=past_damage)
@@ -151,6 +202,8 @@ class EmbeddedEngine:
                 opened = _opened(opener)
                 self.environment, self._state, self.rebuilt, self.damage = opened
                 self._syncer = Syncer(self.environment, self.path, self._state, journal_bytes)
+                self._deferred = _deferred(self.path, opener.boot)
+                self.deferred_counts = self._deferred.counted
             self._boot = opener.boot
             self._main = self.environment.open_db(None)
             self._begin = self.environment.begin
@@ -163,6 +216,8 @@ class EmbeddedEngine:
         self.transact_now = main.transact_now
         try:
             self.read_now(schema.check)
+            if self.deferred_counts[0]:
+                self.settle()
         except BaseException:
             self.close()
             raise
@@ -181,12 +236,20 @@ class EmbeddedEngine:
         """Runs `fn` and commits; never suspends, so it cannot be cancelled halfway."""
         return self.transact_now(fn)
 
+    async def transact_unseen(self, fn: Callable[[Transaction], T]) -> T:
+        """Like `transact`, for what no other process is to see before this one commits something else:
+        it is put off until then, or until another process commits, and costs no commit."""
+        return self.transact_now(fn, True)
+
     def first_now(self, *wanted: bytes) -> bytes | None:
         """Returns the value of the first of these keys that exists, at once and in one view; None:
         none does. For the hot paths: it makes no object of a transaction."""
+        unseen = self.unseen
         try:
             raw = self._begin(self._main)
             try:
+                if unseen is not None and unseen[0] == self._last_commit(raw):
+                    return _first(unseen[1], raw, wanted)
                 for key in wanted:
                     value = raw.get(key)
                     if value is not None:
@@ -207,6 +270,8 @@ class EmbeddedEngine:
 
     def sync_now(self) -> None:
         """Like `sync`, waiting for the disk in this thread."""
+        if self.unseen is not None:
+            self.settle()
         if self._syncer is not None:
             self._syncer.sync()
 
@@ -301,6 +366,9 @@ class EmbeddedEngine:
             self.environment.close()
             self._journal.close()
             self._reserve.close()
+            if self._deferred is not None:
+                self.deferred_counts = _NONE
+                self._deferred.close()
             if syncer is not None:
                 syncer.close()
             if state is not None:
@@ -313,11 +381,81 @@ class EmbeddedEngine:
             self.environment.sync(True)
             state.write(TrustState(self._boot, clean=True))
 
+    def _last_commit(self, raw: "lmdb.Transaction[bytes]") -> bytes:
+        return commit_of(raw.get(POSITION_KEY, b"", self._main))
+
+    def settle(self) -> None:
+        """Commits what was put off. Raises NoSpace, ReadOnly, Corrupt, Unavailable."""
+        try:
+            with self.lock:
+                self.settle_locked()
+        except lmdb.Error as error:
+            raise translated(error, self.path) from error
+
+    def settle_locked(self) -> None:
+        """Like `settle`, for `Database`, whose lock is held. Raises lmdb.Error as well."""
+        raw = self._begin(self._main, None, True)
+        try:
+            writes: Writes = []
+            if taken := self.take_deferred(raw, writes):
+                self.commit(raw, b"", self._main, writes, taken)
+        finally:
+            raw.abort()
+
+    def take_deferred(self, raw: "lmdb.Transaction[bytes]", writes: Writes) -> int:
+        """Writes what was put off, as the first of what a transaction writes; returns how many keys
+        and values that is."""
+        deferred = self._deferred
+        assert deferred is not None
+        found = deferred.after(self._last_commit(raw))
+        if not found:  # a kill came between a commit and its count, or a power cut
+            deferred.clear()
+            self.unseen = None
+            return 0
+        pairs = iter(found)
+        for key, value in dict(zip(pairs, pairs, strict=True)).items():
+            assert key is not None
+            if value is None:
+                raw.delete(key)
+            else:
+                raw.put(key, value)
+            writes += (key, value)
+        return len(writes)
+
+    def defer(self, raw: "lmdb.Transaction[bytes]", writes: Writes, taken: int) -> bool:
+        """Puts off a commit of what was written after the first so many, which are put off already.
+        Returns False where it must be made now: there may be no space later, or others may commit
+        without a look at it."""
+        packed = raw.get(POSITION_KEY, b"", self._main)
+        known, before = self._ended
+        if packed != known:
+            if not packed:
+                return False
+            before = unpack_position(packed)
+        reserve = self._reserve
+        if reserve.left < 1 or before.end >= reserve.until:
+            return False
+        if raw.get(keys.VERSION) != schema.PRESENT:  # others may commit by earlier programs
+            return False
+        if before.generation != reserve.generation or self._deferred is None:
+            return False
+        commit = commit_of(packed)
+        if not self._deferred.add(commit, writes[taken:]):
+            return False
+        pairs = iter(writes)
+        self.unseen = commit, {key: value for key, value in zip(pairs, pairs, strict=True) if key}
+        return True
+
     def commit(
-        self, raw: "lmdb.Transaction[bytes]", name: bytes, handle: Any, writes: Writes
+        self,
+        raw: "lmdb.Transaction[bytes]",
+        name: bytes,
+        handle: Any,
+        writes: Writes,
+        taken: int = 0,
     ) -> None:
         """Appends a transaction's writes to the journal, notes in it where that ends, and commits
-        it.
+        it. The first so many writes were put off before, and had their place then.
 
         For `Database`, whose lock is held. Killed in between, the record is overwritten by the
         next; refused, it is taken back.
@@ -328,7 +466,11 @@ class EmbeddedEngine:
             before = unpack_position(packed)
         reserve = self._reserve
         if before.end >= reserve.until or before.generation != reserve.generation:
-            self._keep_reserve(before, handle, writes)
+            self._keep_reserve(before, handle, writes[taken:])
+        if taken:
+            pairs = iter(writes)
+            last = dict(zip(pairs, pairs, strict=True))
+            writes = [each for pair in last.items() for each in pair]
         try:
             position = self._journal.append(before, name, writes)
         except OSError as error:
@@ -346,6 +488,9 @@ class EmbeddedEngine:
             raw.abort()
             self._take_back(before)
             raise
+        if taken and self._deferred is not None:
+            self._deferred.clear()
+            self.unseen = None
         if self._syncer is not None:
             self._syncer.committed(position)
 
@@ -371,7 +516,7 @@ class EmbeddedEngine:
         be refused."""
         with contextlib.suppress(OSError):
             self._reserve.fill(position, is_mirror=bool(self.node))
-        if self._reserve.left < 1 and not self.node:
+        if self._reserve.left < 1 and not self.node and writes:
             with self.environment.begin(handle) as before:
                 self._reserve.admit(before, writes)
 
@@ -380,3 +525,14 @@ class EmbeddedEngine:
             return self._journal.append(position, name, writes)
         except OSError as error:
             raise translated(error, self.path) from error
+
+
+def _first(
+    unseen: dict[bytes, bytes | None], raw: "lmdb.Transaction[bytes]", wanted: Sequence[bytes]
+) -> bytes | None:
+    """Like `EmbeddedEngine.first_now`, over what is not seen by others yet."""
+    for key in wanted:
+        value = unseen[key] if key in unseen else raw.get(key)
+        if value is not None:
+            return value
+    return None

@@ -1,0 +1,99 @@
+"""Commits that are put off until the next one, of any process: a mapped file of what they wrote.
+
+What only its maker may see yet, as a file before its first close, needs no commit of its own: its
+writes are kept here, under the engine's writer lock, and whoever commits next writes them first, in
+the same transaction. So every transaction that changes anything finds the engine as if each had
+been committed at once, and a kill loses none.
+
+| step | a kill after it leaves | what repairs it |
+|---|---|---|
+| the writes are in the file, not counted | as before | - |
+| counted | a deferred commit | the next commit, or the next to open the engine, writes it |
+| written by a commit of anybody | counted after a commit that is not the last | it counts no more |
+| cleared | nothing | - |
+
+Invariants
+- It is changed under the engine's writer lock alone.
+- What is counted holds after one commit, in one boot: any other that did not write it, and any
+  power cut, ends it.
+- All blocks of the file are allocated: a full disk costs nobody a SIGBUS.
+"""
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvfs.meta.lmdb.journal import Writes
+
+_NAME: Final = "deferred"
+_SIZE: Final = 16 << 10
+_MOST: Final = 16
+"""Each reader of them looks through all."""
+_COMMIT: Final = 16
+_HEADER: Final = struct.Struct(f"<IIQ{_COMMIT}s")
+"""How many, the end of the last, boot, the commit that they follow."""
+_LENGTH: Final = struct.Struct("<I")
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(list[bytes | None]).decode
+
+
+def commit_of(packed: bytes) -> bytes:
+    """The last commit of a journal that ends at this packed position: its number and digest, which
+    a new base leaves as they are."""
+    return packed[-_COMMIT:]
+
+
+class DeferredCommits:
+    """The view of one process. Raises OSError where the file cannot be had."""
+
+    def __init__(self, directory: Path, boot: int) -> None:
+        self._boot = boot & (1 << 64) - 1
+        fd = os.open(directory / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, _SIZE)
+            self._map = mmap.mmap(fd, _SIZE)
+        finally:
+            os.close(fd)
+        self.counted = memoryview(self._map).cast("I")
+        """Of which the first says how many there are. Only looked at by others."""
+
+    def after(self, commit: bytes) -> Writes:
+        """The writes of all, which hold where this commit is the last."""
+        count, _, boot, last = _HEADER.unpack_from(self._map)
+        if boot != self._boot or last != commit:
+            return []
+        writes: Writes = []
+        at = _HEADER.size
+        for _ in range(count):
+            start = at + _LENGTH.size
+            at = start + _LENGTH.unpack_from(self._map, at)[0]
+            writes += _decode(self._map[start:at])
+        return writes
+
+    def add(self, commit: bytes, writes: Writes) -> bool:
+        """Put off one after this commit; False: there is no room for it. Those that are counted
+        follow the same."""
+        count = self.counted[0]
+        end = _HEADER.unpack_from(self._map)[1] if count else _HEADER.size
+        payload = _encode(writes)
+        following = end + _LENGTH.size + len(payload)
+        if count >= _MOST or following > _SIZE:
+            return False
+        self._map[end:following] = _LENGTH.pack(len(payload)) + payload
+        self._map[4 : _HEADER.size] = _HEADER.pack(0, following, self._boot, commit)[4:]
+        self.counted[0] = count + 1
+        return True
+
+    def clear(self) -> None:
+        """They are written, or hold no more."""
+        self.counted[0] = 0
+
+    def close(self) -> None:
+        """Idempotent. What is counted stays."""
+        if not self._map.closed:
+            self.counted.release()
+            self._map.close()
