@@ -311,9 +311,7 @@ class Operations:
                 self.known.add(made)
             return made, tree.read_inode(t, made) if top else inode
 
-        if kind == _KNOWN or self.coherence is not None:
-            return await self.engine.transact(fn, private=ino if kind == _PRIVATE else 0)
-        return await self.node.local.transact_unseen(fn)
+        return await self.engine.transact(fn, private=ino if kind == _PRIVATE else 0)
 
     async def readlink(self, ino: int) -> bytes:
         """Returns the target. Raises Invalid if it is no symbolic link."""
@@ -360,16 +358,16 @@ class Operations:
 
         Over a file of a durable namespace it waits until the new file's present data are on disk: a
         power cut must not take both."""
-        now = now_ns()
         old, new = (old_parent, old_name), (new_parent, new_name)
         ino = 0
         if flags & tree.RENAME_WHITEOUT and old_parent != ROOT_INODE:
             ino = await self.volume.allocate(namespace_of(old_parent))
+        now = now_ns()
 
         def move(t: Transaction) -> Removed | None:
             if not ino:
                 return tree.rename(t, *old, *new, flags=flags, now=now, keep=_keep)
-            whiteout = ino, _new(stat.S_IFCHR, caller, now)
+            whiteout = ino, _new(stat.S_IFCHR, caller.uid, caller.gid, now)
             return tree.rename_with_whiteout(
                 t, old, new, whiteout, flags=flags, now=now, keep=_keep
             )
@@ -377,11 +375,32 @@ class Operations:
         def move_settled(t: Transaction) -> Removed | lifecycle.Unsettled | None:
             return lifecycle.unsettled_source(t, *old, *new) or move(t)
 
+        def move_same(t: Transaction) -> Removed | None:
+            found = tree.find(t, *old)
+            if found is None or found[0] != unsettled.ino:
+                raise Stale("another file has the name by now: look it up again")
+            return move(t)
+
         replaced = await self.engine.transact(move_settled)
         if isinstance(replaced, lifecycle.Unsettled):
+            unsettled = replaced
             await detach.aside()
-            await self._settle(*replaced)
-            replaced = await self.engine.transact(move)
+            await self._settle(*unsettled)
+            replaced = await self.engine.transact(move_same)
+        self.orphans.removed(replaced)
+        return 0 if replaced is None else replaced.ino
+
+    def rename_now(self, old: tuple[int, bytes], new: tuple[int, bytes]) -> int | None:
+        """As `rename` without flags, on a lone node; None: it has to wait. Raises as `rename`."""
+        now = now_ns()
+
+        def move(t: Transaction) -> Removed | lifecycle.Unsettled | None:
+            unsettled = lifecycle.unsettled_source(t, *old, *new)
+            return unsettled or tree.rename(t, *old, *new, flags=0, now=now, keep=_keep)
+
+        replaced = self.node.local.transact_now(move)
+        if isinstance(replaced, lifecycle.Unsettled):
+            return None
         self.orphans.removed(replaced)
         return 0 if replaced is None else replaced.ino
 
@@ -535,6 +554,13 @@ class Operations:
             await self.node.evictor.make_room(namespace_id)
         mode = stat.S_IFREG | stat.S_IMODE(mode)
         ino = 0 if parent == ROOT_INODE else await self.volume.allocate(namespace_id)
+        if self.coherence is None:
+            try:
+                return self.make_file(parent, name, mode, flags, ino, caller)
+            except Exists:
+                if flags & os.O_EXCL:
+                    raise
+            return await self._open_existing(parent, name, flags, caller)
         self.open_files.begin_making(ino, caller.uid)
         try:
             ino, inode = await self._add_file(parent, name, mode, flags, ino, caller)
@@ -547,6 +573,25 @@ class Operations:
         finally:
             self.open_files.end_making(ino, caller.uid)
         return await self._open_existing(parent, name, flags, caller)
+
+    def make_file(
+        self, parent: int, name: bytes, mode: int, flags: int, ino: int, caller: Caller
+    ) -> tuple[Handle, int, Inode]:
+        """Make and open a file on a lone node, at once. Raises as `create`, and Exists."""
+        uid, gid, _ = caller
+        inode = _new(mode, uid, gid, now_ns())
+        inode.boot = self.node.boot
+
+        def make() -> Handle:
+            self.node.local.transact_now(lambda t: tree.add(t, parent, name, ino, inode), True)
+            try:
+                fd = self.store.create(ino, 0)
+            except BaseException:
+                detach.finish(self.unlink(parent, name))
+                raise
+            return self.open_files.created(ino, inode, fd, flags, uid)
+
+        return self.open_files.make_now(uid, make), ino, inode
 
     async def _add_file(
         self, parent: int, name: bytes, mode: int, flags: int, ino: int, caller: Caller
@@ -613,7 +658,7 @@ class Operations:
         namespace_id = namespace_of(parent)
         ino = await self.volume.allocate(namespace_id)
         now = now_ns()
-        inode = _new(stat.S_IFREG | stat.S_IMODE(mode), caller, now)
+        inode = _new(stat.S_IFREG | stat.S_IMODE(mode), caller.uid, caller.gid, now)
         inode.boot = self.node.boot
         self.open_files.begin_making(ino, caller.uid)
         try:
@@ -683,12 +728,12 @@ def _keep(_: int) -> bool:
     return True
 
 
-def _new(mode: int, caller: Caller, now: int) -> Inode:
+def _new(mode: int, uid: int, gid: int, now: int) -> Inode:
     """Returns the record of an inode that has no name yet."""
     return Inode(
         mode=mode,
-        uid=caller.uid,
-        gid=caller.gid,
+        uid=uid,
+        gid=gid,
         nlink=0,
         atime_ns=now,
         mtime_ns=now,

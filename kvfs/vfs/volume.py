@@ -93,12 +93,21 @@ class Volume:
 
     async def allocate(self, namespace_id: int) -> int:
         """Returns a new inode number of the namespace; never used before, never again."""
+        taken = self.allocate_now(namespace_id)
+        if taken:
+            return taken
+        following = await self.engine.transact(
+            lambda t: namespaces.allocate_inodes(t, namespace_id, _RANGE)
+        )
+        self._ranges[namespace_id] = following + 1, following + _RANGE
+        return following
+
+    def allocate_now(self, namespace_id: int) -> int:
+        """Like `allocate`, from the numbers that this process has taken; returns 0 if none is
+        left."""
         following, end = self._ranges.get(namespace_id, (0, 0))
         if following == end:
-            following = await self.engine.transact(
-                lambda t: namespaces.allocate_inodes(t, namespace_id, _RANGE)
-            )
-            end = following + _RANGE
+            return 0
         self._ranges[namespace_id] = following + 1, end
         return following
 

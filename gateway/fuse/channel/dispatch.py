@@ -32,6 +32,7 @@ from gateway.fuse.channel import relay_payload
 from gateway.fuse.channel.handlers import MAY_WAIT, Handlers, KernelRequest
 from gateway.fuse.channel.lock_requests import LockHandlers
 from gateway.fuse.channel.plain_answers import Answer, PlainAnswers
+from gateway.fuse.channel.plain_changes import PlainChanges
 from gateway.fuse.channel.poll_strategy import Attention
 from gateway.fuse.codec import protocol
 from gateway.fuse.codec.errno_map import errno_of
@@ -200,10 +201,12 @@ class FastPath:
         self._root = self._handlers.root
         self._orphans = operations.orphans.held
         self._plain: dict[int, Answer] = {}
-        self._release_reader: Callable[[int, memoryview], bool] | None = None
+        self._release_now: Callable[[int, memoryview], bool] | None = None
         if handlers is None and operations.coherence is None:
-            plain = PlainAnswers(operations, operations.node.local, backing)
-            self._plain, self._release_reader = plain.table(), plain.release
+            engine = operations.node.local
+            changes = PlainChanges(operations, engine, backing, self._handlers)
+            self._plain = PlainAnswers(operations, engine, backing).table() | changes.table()
+            self._release_now = changes.release
         if handlers is None and operations.locks is not None:
             self._handlers.waiting.update(LockHandlers(operations.locks).table())
         self._steps = operations.engine.reads_immediate
@@ -311,7 +314,7 @@ class FastPath:
                 self._release_one()
         plain = self._plain.get(opcode)
         if plain is not None:
-            answer = plain(nodeid, buffer[_HEADER:n], uid)
+            answer = plain(nodeid, buffer[_HEADER:n], uid, gid)
             if answer is not None:
                 if isinstance(answer, bytes):
                     self._reply(unique, answer)
@@ -363,7 +366,7 @@ class FastPath:
         does."""
         request = self._deferred.pop(nodeid)
         try:
-            if self._release_reader is not None and self._release_reader(nodeid, request.body):
+            if self._release_now is not None and self._release_now(nodeid, request.body):
                 self._reply(request.unique, b"")
                 return
         except Exception as e:  # logged, then translated

@@ -26,7 +26,7 @@ from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import unpack_inode
 from kvfs.tree.namespaces import MAX_NAME
 
-Answer = Callable[[int, memoryview, int], bytes | int | None]
+Answer = Callable[[int, memoryview, int, int], bytes | int | None]
 """A function of inode, body and user that returns a reply's body or an errno; None: the general way
 answers."""
 _DOTS: Final = (b".", b"..")
@@ -47,7 +47,6 @@ class PlainAnswers:
         self._missed = operations.misses.missed
         self._known = operations.known
         self._open_files = operations.open_files
-        self._orphans = operations.orphans
         self._flags = registrar.flags
 
     def table(self) -> dict[int, Answer]:
@@ -59,7 +58,7 @@ class PlainAnswers:
             Op.GETXATTR: self.getxattr,
         }
 
-    def lookup(self, parent: int, body: memoryview, _uid: int) -> bytes | None:
+    def lookup(self, parent: int, body: memoryview, _uid: int, _gid: int) -> bytes | None:
         name = bytes(body[:-1])
         if len(name) > MAX_NAME or b"%" in name or name in _DOTS:
             return None
@@ -78,7 +77,7 @@ class PlainAnswers:
         self._looked_up(ino)
         return protocol.entry(ino, inode)
 
-    def getattr(self, ino: int, _body: memoryview, _uid: int) -> bytes | None:
+    def getattr(self, ino: int, _body: memoryview, _uid: int, _gid: int) -> bytes | None:
         value = self._first(keys.INODE + keys.pack_u64(ino))
         if value is None:
             return None
@@ -90,7 +89,7 @@ class PlainAnswers:
             inode = self._present(ino, inode)
         return protocol.attr_reply(ino, inode)
 
-    def open(self, ino: int, body: memoryview, uid: int) -> bytes | None:
+    def open(self, ino: int, body: memoryview, uid: int, _gid: int) -> bytes | None:
         flags, fuse_flags = protocol.OPEN_IN.unpack_from(body)
         if flags & _NEEDS_MORE or fuse_flags:
             return None
@@ -107,16 +106,7 @@ class PlainAnswers:
                 return None
         return protocol.OPEN_OUT.pack(handle.fh, *self._flags(handle))
 
-    def release(self, ino: int, body: memoryview) -> bool:
-        """Releases a handle by which nothing was written or locked. Returns whether it was one."""
-        fh, _, flags, _ = protocol.RELEASE_IN.unpack_from(body)
-        if flags or not self._open_files.release_reader(fh):
-            return False
-        if ino in self._orphans.held:
-            self._orphans.let_go(ino)
-        return True
-
-    def getxattr(self, ino: int, body: memoryview, _uid: int) -> int | None:
+    def getxattr(self, ino: int, body: memoryview, _uid: int, _gid: int) -> int | None:
         """Answers the kernel's question before a write for a file without capabilities; None for
         any other."""
         if bytes(body[8:-1]) != _CAPABILITY:

@@ -327,6 +327,16 @@ class OpenFiles:
         else:
             os.ftruncate(file.fd, size)
 
+    def make_now(self, owner: int, make: Callable[[], Handle]) -> Handle:
+        """The handle of a file that is made at once, which counts as the owner's. Raises
+        TooManyOpenFiles, and as `make`."""
+        self._shares.take(owner)
+        try:
+            return make()
+        except BaseException:
+            self._shares.give(owner)
+            raise
+
     def created(self, ino: int, inode: Inode, fd: int, flags: int, owner: int) -> Handle:
         """Returns the first handle of a file just made, whose data file is open at `fd`."""
         file = OpenFile(ino, 0, fd, True, inode)
@@ -678,20 +688,35 @@ class OpenFiles:
                 self._close_unused(file)
         return 0 if file.handles or file.users else file.ino
 
-    def release_reader(self, fh: int) -> bool:
-        """Like `release`, on a lone node, for a handle that is not writable. Returns False if it is
-        writable or there is none."""
+    def release_now(self, fh: int, *, only_read: bool) -> bool:
+        """As `release`, on a lone node, of a handle with which nothing was written that is not
+        recorded, or nothing could be; False: it is another one, or there is none."""
         handle = self._handles.get(fh)
-        if handle is None or handle.writable:
+        if handle is None:
             return False
-        del self._handles[fh]
         file = handle.file
+        if handle.writable:
+            if only_read or file.armed or file.publishing is not None or file.refused:
+                return False
+            if handle.appends or signature_of(os.fstat(file.fd)) != file.published:
+                return False
+            self._end_writer(handle)
+        del self._handles[fh]
         file.handles -= 1
         self._volume.holders.released(file.ino)
         if not file.handles and not file.users:
             self._note_atime(file)
             self._close_unused(file)
         return True
+
+    def _end_writer(self, handle: Handle) -> None:
+        """Nothing is written with the handle any more; what was is recorded."""
+        file = handle.file
+        file.overwriters -= handle.overwrites
+        file.rewritten = file.overwriters > 0
+        file.writers -= 1
+        if file.writers == 0:
+            self._volume.holders.not_writing(file.ino)
 
     def _note_atime(self, file: OpenFile) -> None:
         """Records the access time of the data file: reads by passthrough are not seen here, but

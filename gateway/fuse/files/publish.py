@@ -20,6 +20,7 @@ from kvfs.datastore import file_sync
 from kvfs.datastore.kernel import writeback
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import Flag, Inode
 from kvfs.transfer.transfers import Transfers
 from kvfs.tree import inodes, lifecycle, tree
@@ -118,10 +119,8 @@ class Publishing:
                 await self._publish_anew(file, record, synced=synced)
                 # Its names changed, and with them its ctime.
                 signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
-            file.is_new = file.replaces = file.in_doubt = False
-            file.published, file.base, file.lapses = signature, file.version, lapses
-            now = signature_of(os.fstat(file.fd))
-            file.rewritten = file.overwriters > 0 or now[:2] != signature[:2]
+            file.lapses = lapses
+            _note_published(file, signature)
         except BaseException:
             file.in_doubt = True
             raise
@@ -133,6 +132,39 @@ class Publishing:
             return
         self._volume.published(file.ino, file.version, st.st_blocks)
         await self._volume.acknowledge([file.ino])
+
+    def publish_now(self, file: OpenFile, engine: EmbeddedEngine) -> bool:
+        """As `publish`, on a lone node with this engine, of a file of which nobody has a mapping
+        and nobody awaits anything; False: it is another one. Raises as `publish`."""
+        if file.armed or file.publishing is not None or file.refused:
+            return False
+        st = os.fstat(file.fd)
+        signature = signature_of(st)
+        if signature == file.published:
+            file.rewritten = file.overwriters > 0
+            return True
+        if file.is_mappable:
+            return False
+
+        def record(t: Transaction) -> None:
+            lifecycle.publish(
+                t,
+                file.ino,
+                size=st.st_size,
+                blocks=st.st_blocks,
+                mtime_ns=st.st_mtime_ns,
+                ctime_ns=st.st_ctime_ns,
+                boot=self._boot,
+            )
+
+        try:
+            engine.transact_now(record)
+        except BaseException:
+            file.in_doubt = True
+            raise
+        _note_published(file, signature)
+        self._volume.published(file.ino, file.version, st.st_blocks)
+        return True
 
     def _recording(self, file: OpenFile, st: os.stat_result, boot: int) -> _Record:
         """Returns the function that records this state of a file and tells what has become of its
@@ -291,6 +323,13 @@ class Publishing:
         if file.writable:
             await self.publish(file, synced=True)
         await self._volume.engine.sync()
+
+
+def _note_published(file: OpenFile, signature: tuple[int, int, int]) -> None:
+    """The data file, as it was then, is recorded."""
+    file.is_new = file.replaces = file.in_doubt = False
+    file.published, file.base = signature, file.version
+    file.rewritten = file.overwriters > 0 or signature_of(os.fstat(file.fd))[:2] != signature[:2]
 
 
 def unsealed_here(t: Transaction, ino: int) -> Inode | None:

@@ -237,8 +237,8 @@ class EmbeddedEngine:
         return self.transact_now(fn)
 
     async def transact_unseen(self, fn: Callable[[Transaction], T]) -> T:
-        """Like `transact`, for what no other process is to see before this one commits something else:
-        it is put off until then, or until another process commits, and costs no commit."""
+        """Like `transact`, for what no other process is to see before this one commits something
+        else: it is put off until then, or until another process commits, and costs no commit."""
         return self.transact_now(fn, True)
 
     def first_now(self, *wanted: bytes) -> bytes | None:
