@@ -447,8 +447,12 @@ class OpenFiles:
         if inode.flags & Flag.PUBLISHED:
             file.published = signature_of(stat)
         file.is_mappable = not inode.flags & Flag.SEALED  # else nobody had it mapped for writing
+        try:
+            self._volume.index.touch(ino)
+        except BaseException:
+            os.close(fd)
+            raise
         self._files[ino] = file
-        self._volume.index.touch(ino)
         return file
 
     async def _publish_left(self, file: OpenFile) -> None:
