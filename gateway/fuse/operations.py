@@ -391,7 +391,8 @@ class Operations:
         return 0 if replaced is None else replaced.ino
 
     def rename_now(self, old: tuple[int, bytes], new: tuple[int, bytes]) -> int | None:
-        """As `rename` without flags, on a lone node; None: it has to wait. Raises as `rename`."""
+        """Like `rename` without flags, on a lone node; returns None, and does nothing, if it has to
+        wait. Raises as `rename`."""
         now = now_ns()
 
         def move(t: Transaction) -> Removed | lifecycle.Unsettled | None:

@@ -67,7 +67,7 @@ def put(engine: EmbeddedEngine, key: bytes, value: bytes = b"1") -> None:
 
 
 def begin(engine: EmbeddedEngine) -> None:
-    """Of the present schema: no earlier program commits beside it."""
+    """Gives it the present schema: no earlier program commits beside it."""
     put(engine, keys.VERSION, schema.PRESENT)
     put(engine, BEFORE)
 

@@ -95,8 +95,8 @@ class PlainChanges:
         return None if self._rename((parent, old), (target, new)) is None else b""
 
     def release(self, ino: int, body: memoryview) -> bool:
-        """Whether it was one of a handle by which nothing is locked, nor anything written that is
-        not recorded, and so is done."""
+        """Returns whether it is done: by its handle nothing is locked, and nothing was written that
+        is not recorded."""
         fh, _, flags, _ = protocol.RELEASE_IN.unpack_from(body)
         if flags or not self._release(fh, only_read=self._has_neighbours()):
             return False

@@ -693,7 +693,7 @@ class OpenFiles:
         return 0 if file.handles or file.users else file.ino
 
     def release_now(self, fh: int, *, only_read: bool) -> bool:
-        """As `release`, on a lone node, of a handle with which nothing was written that is not
+        """Like `release`, on a lone node, of a handle with which nothing was written that is not
         recorded, or nothing could be; False: it is another one, or there is none."""
         handle = self._handles.get(fh)
         if handle is None:

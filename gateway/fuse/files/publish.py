@@ -134,8 +134,8 @@ class Publishing:
         await self._volume.acknowledge([file.ino])
 
     def publish_now(self, file: OpenFile, engine: EmbeddedEngine) -> bool:
-        """As `publish`, on a lone node with this engine, of a file of which nobody has a mapping
-        and nobody awaits anything; False: it is another one. Raises as `publish`."""
+        """Like `publish`, on a lone node with this engine. Returns False, and does nothing, for a
+        file that somebody may have mapped, or is publishing. Raises as `publish`."""
         if file.armed or file.publishing is not None or file.refused:
             return False
         st = os.fstat(file.fd)

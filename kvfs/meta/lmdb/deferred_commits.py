@@ -35,7 +35,7 @@ _MOST: Final = 16
 """Each reader of them looks through all."""
 _COMMIT: Final = 16
 _HEADER: Final = struct.Struct(f"<IIQ{_COMMIT}s")
-"""How many, the end of the last, boot, the commit that they follow."""
+"""Number of commits, end of the last, boot, the commit that they follow."""
 _LENGTH: Final = struct.Struct("<I")
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(list[bytes | None]).decode
@@ -59,7 +59,7 @@ class DeferredCommits:
         finally:
             os.close(fd)
         self.counted = memoryview(self._map).cast("I")
-        """Of which the first says how many there are. Only looked at by others."""
+        """The words of the file; the first is the number of commits. Only looked at by others."""
 
     def after(self, commit: bytes) -> Writes:
         """The writes of all, which hold where this commit is the last."""

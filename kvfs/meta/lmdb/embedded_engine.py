@@ -187,11 +187,11 @@ class EmbeddedEngine:
         self._ended: tuple[bytes, Position] = b"", FIRST
         """The end of this process's last commit, packed and not."""
         self.unseen: tuple[bytes, dict[bytes, bytes | None]] | None = None
-        """What this process wrote in commits that it put off, until it knows that they are made,
-        and the last commit where they are not (`commit_of`)."""
+        """The last commit (`commit_of`) where they are not made yet, and the writes of commits that
+        this process put off; None once it knows that they are made."""
         self._deferred: DeferredCommits | None = None
         self.deferred_counts: Sequence[int] = _NONE
-        """Of which the first says how many commits are put off. Only looked at by others."""
+        """Words of which the first is the number of commits put off. Only looked at by others."""
         self._state: StateFile | None = None
         self._syncer: Syncer | None = None
         opener = EngineOpener(self.path, map_size, boot, past_damage=past_damage)
