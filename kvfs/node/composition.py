@@ -29,8 +29,9 @@ from kvfs.meta.lmdb.disk_usage import metadata_bytes
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import namespace_of
 from kvfs.node.append_leases import AppendLeases
-from kvfs.node.client_requests import Requests
+from kvfs.node.client_requests import LeftNotices, handlers
 from kvfs.node.former_writers import FormerWriters
+from kvfs.node.local_port import LocalPort
 from kvfs.node.locate import WHERE, Whereabouts
 from kvfs.node.mounts import Mounts
 from kvfs.node.tasks.cold_offload import Releaser
@@ -161,7 +162,7 @@ class Node:
             lambda: self.transfers.is_possible,
             self.unsealer.is_written,
         )
-        self.requests = Requests(
+        self.port = LocalPort(
             engine,
             self.index,
             self.holders,
@@ -173,6 +174,7 @@ class Node:
             self.changed,
             self.drop,
         )
+        self.notices = LeftNotices(engine, self.changed)
         self.scrubber = Scrubber(
             engine, self.files, self.index, self.damage.found, config.scrub_rate
         )
@@ -187,7 +189,7 @@ class Node:
             store.socket,
             {
                 "scrub": self._on_scrub,
-                **self.requests.handlers(),
+                **handlers(self.port),
                 **(cluster.handlers(self.told) if cluster else {}),
                 **self.whereabouts.handlers(),
             },

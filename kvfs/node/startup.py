@@ -152,7 +152,7 @@ async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
     nursery.start_soon(node.index.run)
     nursery.start_soon(node.sealer.run)
     nursery.start_soon(node.evictor.run)
-    nursery.start_soon(node.requests.run)
+    nursery.start_soon(node.notices.run)
     nursery.start_soon(node.leftovers.run)
     nursery.start_soon(node.quarantine.run)
     nursery.start_soon(node.transfers.run)

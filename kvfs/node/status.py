@@ -124,7 +124,7 @@ def _cold(node: Node) -> dict[str, Any] | None:
 def _misses(node: Node, reports: Mapping[str, dict[str, Any]]) -> dict[str, Counts]:
     """Counts misses by door and reason; services beside the node report their own."""
     beside = {name: each.pop("misses") for name, each in reports.items() if "misses" in each}
-    return {"mount": node.mounts.misses.counts, "client": node.requests.misses, **beside}
+    return {"mount": node.mounts.misses.counts, "client": node.port.misses, **beside}
 
 
 def _counters(node: Node) -> dict[str, int]:

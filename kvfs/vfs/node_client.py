@@ -8,21 +8,20 @@ shows what it remembers: then the client makes the kernel forget itself.
 
 import enum
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-import msgspec
-
-from kvfs.base import control, fuse_device
+from kvfs.base import fuse_device
+from kvfs.base.control import NoNode
 from kvfs.base.errors import Unavailable
-from kvfs.tree.changes import Change, to_wire
+from kvfs.tree.changes import Change
 from kvfs.vfs import kernel_notify
+from kvfs.vfs.control_port import ControlPort, answer
+from kvfs.vfs.port import SpaceGrant, State
 
-_DEADLINE_S: Final = 10.0
-_ROOM_DEADLINE_S: Final = 15.0
-"""The node itself looks for space for ten seconds."""
+T = TypeVar("T")
 _STAND_IN_S: Final = 2.0
 _CHANGES_IN_A_REQUEST: Final = 1_000
 _NUMBERS_IN_A_REQUEST: Final = 8_192
@@ -30,27 +29,6 @@ _NUMBERS_IN_A_REQUEST: Final = 8_192
 
 def _nothing() -> None:
     """Stands in where nothing was put off."""
-
-
-class SpaceGrant(msgspec.Struct):
-    """The node's answer to a request for space."""
-
-    capacity_bytes: int
-    """The node's limit of bytes in the store."""
-    others_bytes: int = 0
-    """Bytes that usage counts beside it, since other nodes have them."""
-
-
-class _Brought(msgspec.Struct):
-    state: str
-
-
-class _Writers(msgspec.Struct):
-    open: bool
-
-
-class _Sealed(msgspec.Struct):
-    tried: bool
 
 
 class Told(enum.Enum):
@@ -66,13 +44,13 @@ class Link:
     """The link to the node behind one control socket; any thread."""
 
     def __init__(self, socket: Path) -> None:
-        self._node = control.ControlClient(socket)
+        self._port = ControlPort(socket)
         self.before_asking: Callable[[], None] = _nothing
         """Tells the node of freed space that it does not know yet."""
 
     def close(self) -> None:
         """Closes the connection to the node; a caller that asks on makes one each time."""
-        self._node.close()
+        self._port.close()
 
     def tell(
         self, changes: Sequence[Change], published: Sequence[int], dropped: Sequence[int] = ()
@@ -87,14 +65,9 @@ class Link:
         most = max(len(changes), len(published), len(dropped))
         for start in range(0, most, _CHANGES_IN_A_REQUEST):
             part = slice(start, start + _CHANGES_IN_A_REQUEST)
-            params = {
-                "changes": to_wire(changes[part]),
-                "published": published[part],
-                "dropped": dropped[part],
-            }
             try:
-                self._node.call("changed", params, _DEADLINE_S)
-            except control.NoNode:
+                answer(self._port.changed(changes[part], published[part], dropped[part]))
+            except NoNode:
                 return Told.NOBODY
             except Unavailable as error:
                 if names := changes[start:]:
@@ -105,9 +78,9 @@ class Link:
     def _stand_in(self, changes: Sequence[Change], error: Unavailable) -> None:
         """Makes the mount's kernel forget in the node's place. Raises Unavailable."""
         why = "its process is not known"
-        if self._node.node_pid:
+        if self._port.node_pid:
             messages = kernel_notify.at_once(changes)
-            why = fuse_device.write_for(self._node.node_pid, messages, _STAND_IN_S)
+            why = fuse_device.write_for(self._port.node_pid, messages, _STAND_IN_S)
         if why:
             raise Unavailable(
                 "the change is committed, but the node did not say in time that its mount has "
@@ -121,9 +94,7 @@ class Link:
         Raises NoSpace, naming what is full; Unavailable when the node does not answer in time.
         """
         self.before_asking()
-        params = {"namespace": namespace_id, "bytes": size}
-        answer = self._ask("room", params, _ROOM_DEADLINE_S)
-        return None if answer is None else msgspec.convert(answer, SpaceGrant)
+        return _if_any(self._port.room(namespace_id, size))
 
     def bring(self, ino: int) -> bool:
         """Returns when the file's data are on this host. False: they are on no other, or no node
@@ -131,40 +102,31 @@ class Link:
 
         Raises NotFound, Stale, Conflict, Corrupt, NoSpace; Busy while they are written in place on
         another host; Unavailable if no node that has them answers."""
-        return self._bring({"inode": ino})
+        return _is_here(lambda: self._port.bring(ino))
 
     def bring_span(self, ino: int, version: int, offset: int, length: int) -> bool:
         """Like `bring`, for some bytes of one content: returns when they can be read here."""
-        span = {"inode": ino, "version": version, "offset": offset, "length": length}
-        return self._bring(span)
+        return _is_here(lambda: self._port.bring_span(ino, version, offset, length))
 
     def borrow(self, ino: int, size: int, into: int) -> bool:
         """Returns when the first `size` bytes of a data file that another node has are in the data
         file of a body of ours. False: there are no other nodes, or none runs here. Raises what
         `bring` raises."""
-        return self._bring({"inode": ino, "bytes": size, "into": into}, "borrow")
-
-    def _bring(self, params: dict[str, Any], method: str = "bring") -> bool:
-        while True:
-            answer = self._ask(method, params, _DEADLINE_S)
-            state = "nowhere" if answer is None else msgspec.convert(answer, _Brought).state
-            if state != "coming":
-                return state == "here"
+        return _is_here(lambda: self._port.borrow(ino, size, into))
 
     def is_written(self, ino: int) -> bool:
         """Returns whether the file is open for writing on the node's mounts; a node that does not
         run has none. Raises Unavailable."""
-        answer = self._ask("writers", {"inode": ino}, _DEADLINE_S)
-        return answer is not None and msgspec.convert(answer, _Writers).open
+        return bool(_if_any(self._port.is_written(ino)))
 
     def seal(self, inos: Sequence[int], until: float) -> bool:
         """Returns True when the node sealed each of these files, or tried to: then it is in use.
         False: not by `until` (time.monotonic), or no node runs. Raises Unavailable."""
         while time.monotonic() < until:
-            answer = self._ask("seal", {"inodes": inos}, _DEADLINE_S)
-            if answer is None:
+            tried = _if_any(self._port.seal(inos))
+            if tried is None:
                 return False
-            if msgspec.convert(answer, _Sealed).tried:
+            if tried:
                 return True
         return False
 
@@ -174,16 +136,22 @@ class Link:
         rest = iter(inos)
         try:
             while (part := list(islice(rest, _NUMBERS_IN_A_REQUEST))) or misses:
-                params = {"inodes": part, "misses": misses}
-                if self._ask("touched", params, _DEADLINE_S) is None:
-                    return False
+                answer(self._port.touched(part, misses))
                 misses = {}
-        except Unavailable:
+        except Unavailable:  # NoNode too
             return False
         return True
 
-    def _ask(self, method: str, params: dict[str, Any], deadline_s: float) -> Any:
-        try:
-            return self._node.call(method, params, deadline_s)
-        except control.NoNode:
-            return None
+
+def _if_any(call: Coroutine[Any, Any, T]) -> T | None:
+    """The node's answer; None: no node runs."""
+    try:
+        return answer(call)
+    except NoNode:
+        return None
+
+
+def _is_here(ask: Callable[[], Coroutine[Any, Any, State]]) -> bool:
+    while (state := _if_any(ask())) == "coming":
+        pass
+    return state == "here"

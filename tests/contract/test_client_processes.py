@@ -20,7 +20,7 @@ from kvfs.meta.engine import Transaction
 from kvfs.node import open_node
 from kvfs.session import session
 from kvfs.tree import namespaces, reserved_inodes
-from kvfs.vfs import node_client
+from kvfs.vfs import control_port
 from kvfs.vfs.post_commit import Changed, Finisher
 from tests.contract import client_store
 
@@ -269,7 +269,7 @@ def test_what_nobody_reads_any_more_goes_with_the_running_node(store: Path) -> N
 def test_a_node_that_does_not_answer_and_has_no_mount_holds_nothing_up_for_long(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_client, "_DEADLINE_S", 0.3)
+    monkeypatch.setattr(control_port, "_DEADLINE_S", 0.3)
     with client_store.running_node(store) as pid, kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
         os.kill(pid, signal.SIGSTOP)

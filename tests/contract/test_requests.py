@@ -13,7 +13,8 @@ from kvfs.base.errors import NoSpace, Unavailable
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_root
 from kvfs.node import client_requests
-from kvfs.node.client_requests import Requests
+from kvfs.node.client_requests import LeftNotices, handlers
+from kvfs.node.local_port import LocalPort
 from kvfs.transfer.origins import FileOrigins
 from kvfs.transfer.transfers import Transfers
 from kvfs.tree import notices
@@ -35,7 +36,8 @@ class Asked:
         self.dropped: list[int] = []
         self.failures: list[Exception] = []
         volume = Volume(node.engine, node.files, node.index, node.holders, lambda _lost: None)
-        self.requests = Requests(
+        self.notices = LeftNotices(node.engine, self._tell)
+        self.port = LocalPort(
             node.engine,
             node.index,
             node.holders,
@@ -78,7 +80,7 @@ class Asked:
         trio.run(both)
 
     async def ask(self, method: str, **params: object) -> object:
-        return await self.requests.handlers()[method](params)
+        return await handlers(self.port)[method](params)
 
 
 @pytest.fixture
@@ -214,7 +216,7 @@ def test_a_notice_left_by_a_killed_client_is_acted_on(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(asked.requests.run)
+            nursery.start_soon(asked.notices.run)
             while not asked.told:
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
@@ -236,7 +238,7 @@ def test_a_mount_that_cannot_be_told_is_told_again(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(asked.requests.run)
+            nursery.start_soon(asked.notices.run)
             while not asked.told:
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()

@@ -1,0 +1,150 @@
+"""The node of a store as its doors reach it: one interface, in process for the daemon
+(`kvfs.node.local_port`), over the control socket for every other process (`control_port`).
+
+The requests and answers below are what goes over the socket, so that both ends of it read one
+declaration. Whoever serves and whoever asks may be of neighbouring versions: fields are added with
+a default, and none changes its meaning.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from kvfs.tree.changes import Change
+
+State = Literal["here", "coming", "nowhere"]
+"""The state of a file's data: the wanted part can be read here; ask again; nobody else has them, or
+there is nobody to ask."""
+
+
+class SpaceGrant(msgspec.Struct):
+    """The answer to a request for space."""
+
+    capacity_bytes: int
+    """Bytes that the store may hold in all, as the node is set."""
+    others_bytes: int = 0
+    """Bytes that usage counts beside, since other nodes have them."""
+
+
+class NodePort(Protocol):
+    """The node, which answers as soon as it can. All methods raise Unavailable."""
+
+    async def changed(
+        self,
+        changes: Sequence[Change],
+        published: Sequence[int] = (),
+        dropped: Sequence[int] = (),
+    ) -> None:
+        """Returns when every mount's kernel has forgotten these names and the node knows these
+        new files, and what lost its last link under names that no kernel knew (inode numbers)."""
+
+    async def room(self, namespace_id: int, size: int) -> SpaceGrant:
+        """Returns when `size` bytes are free in the namespace. Raises NoSpace, which names what is
+        full."""
+
+    async def touched(self, inos: Sequence[int], misses: Mapping[str, int]) -> None:
+        """Takes note of files that were read, in this order, and of names that were missed."""
+
+    async def bring(self, ino: int) -> State:
+        """Reconciles a file's record and data, and waits for a while for data that others have.
+
+        Raises NotFound, Stale, Conflict, Corrupt, NoSpace; Busy while they are written in place on
+        another host, OtherVersion and Unreached for a cache."""
+
+    async def bring_span(self, ino: int, version: int, offset: int, length: int) -> State:
+        """As `bring`, of some bytes of one content."""
+
+    async def borrow(self, ino: int, size: int, into: int) -> State:
+        """Waits likewise for the first `size` bytes of a data file of another node, which come
+        into the data file of a body that the caller has begun. Raises as `bring`."""
+
+    async def is_written(self, ino: int) -> bool:
+        """Returns whether somebody has the file open for writing on a mount of the node."""
+
+    async def seal(self, inos: Sequence[int]) -> bool:
+        """Returns whether each of these files is sealed by now, or in use; False: ask again."""
+
+
+class ChangedNames(msgspec.Struct):
+    """The request `changed`."""
+
+    changes: list[Any] = []
+    """As `tree.changes.to_wire` has them."""
+    published: list[int] = []
+    dropped: list[int] = []
+
+
+class WantedRoom(msgspec.Struct):
+    """The request `room`."""
+
+    namespace: int
+    bytes: int
+
+
+class ReadFiles(msgspec.Struct):
+    """The request `touched`."""
+
+    inodes: list[int]
+    misses: dict[str, int] = {}
+    """By reason (`policy.miss_reasons`)."""
+
+
+class WantedData(msgspec.Struct):
+    """The request `bring`."""
+
+    inode: int
+    version: int = 0
+    offset: int = 0
+    length: int = -1
+    """-1: the whole file, whatever its version is by then."""
+
+
+class BorrowedData(msgspec.Struct):
+    """The request `borrow`."""
+
+    inode: int
+    bytes: int
+    into: int
+
+
+class AskedFile(msgspec.Struct):
+    """The request `writers`."""
+
+    inode: int
+
+
+class AskedFiles(msgspec.Struct):
+    """The request `seal`."""
+
+    inodes: list[int]
+
+
+class DataState(msgspec.Struct):
+    """The answer to `bring` and `borrow`."""
+
+    state: State
+
+
+class Writing(msgspec.Struct):
+    """The answer to `writers`."""
+
+    open: bool
+
+
+class Sealing(msgspec.Struct):
+    """The answer to `seal`."""
+
+    tried: bool
+
+
+METHODS: Final[Mapping[type[msgspec.Struct], str]] = {
+    ChangedNames: "changed",
+    WantedRoom: "room",
+    ReadFiles: "touched",
+    WantedData: "bring",
+    BorrowedData: "borrow",
+    AskedFile: "writers",
+    AskedFiles: "seal",
+}
+"""The method of the control socket for each request."""
