@@ -226,6 +226,8 @@ def _held(t: Transaction, after: int) -> list[int]:
 
 
 def _let_go(t: Transaction, inos: list[int]) -> None:
+    pairs = ((keys.placement(ino, t.node), keys.held(t.node, ino)) for ino in inos)
+    t.get_many([key for pair in pairs for key in pair])  # in one round trip
     for ino in inos:
         placements.let_go(t, ino, t.node)
 

@@ -33,6 +33,7 @@ from kvfs.transfer.peer_fetches import PeerFetches
 from kvfs.transfer.transfer import Transfer
 from kvfs.tree import namespaces
 from kvfs.tree.copies import placements
+from kvfs.tree.copies.replica_counts import whole_holders
 from kvfs.tree.inodes import read_inode, read_inodes
 from kvfs.vfs.volume import Volume
 
@@ -198,10 +199,8 @@ def _miss(error: KvfsError) -> NotFound:
 
 
 def _found(t: Transaction, ino: int, version: int) -> FileHolders:
-    found = placements.whole_holders(t, ino, version)
-    return FileHolders(
-        [keys.unpack_node(node) for node in found if node != t.node], namespaces.is_durable(t, ino)
-    )
+    me, found = keys.unpack_node(t.node), whole_holders(t, ino, version)
+    return FileHolders([node for node in found if node != me], namespaces.is_durable(t, ino))
 
 
 def _written(t: Transaction, ino: int) -> tuple[int, list[int]]:

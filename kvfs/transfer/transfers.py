@@ -32,6 +32,7 @@ from kvfs.transfer.origins import FileOrigins
 from kvfs.transfer.outdated_data import OutdatedData
 from kvfs.transfer.transfer import Transfer, WantedFile
 from kvfs.tree.copies import placements
+from kvfs.tree.copies.replica_counts import whole_holders
 from kvfs.tree.inodes import read_inode
 from kvfs.vfs.volume import Volume
 
@@ -172,10 +173,8 @@ class Transfers:
 
         def fn(t: Transaction) -> int:
             inode = read_inode(t, ino)
-            others = [
-                node for node in placements.whole_holders(t, ino, inode.version) if node != t.node
-            ]
-            if not others:
+            me = keys.unpack_node(t.node)
+            if all(node == me for node in whole_holders(t, ino, inode.version)):
                 return -1
             placements.let_go(t, ino, t.node)
             return inode.version

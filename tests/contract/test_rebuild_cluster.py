@@ -1,6 +1,7 @@
 """A cluster's engine lost its data, and gets them back from what its nodes have."""
 
 import os
+import re
 import secrets as randomness
 import shutil
 import time
@@ -26,7 +27,7 @@ from kvfs.meta.replica.direct_engine import DirectEngine
 from kvfs.node.tasks.sealer import Sealer
 from kvfs.node.tasks.stale_data_gc import Strays
 from kvfs.tree import lifecycle, namespaces, tree
-from kvfs.tree.copies import replica_counts
+from kvfs.tree.copies import placements, replica_counts
 from kvfs.tree.rebuilt_records import DirectoryOwner
 from kvfs.vfs.inode_holders import Holders
 from tests.contract.mirrors import Mirror
@@ -120,8 +121,6 @@ class MirrorNode:
         fd = self.files.create(ino, 0)
         os.close(fd)
         shutil.copyfile(other.files.path(ino, 0), self.files.path(ino, 0))
-        from kvfs.tree.copies import placements
-
         self.do(lambda t: placements.hold(t, ino, 0))
 
     def rebuild(self, *, finish: bool = False, replace: bool = False) -> Came:
@@ -279,6 +278,21 @@ def test_what_a_node_has_not_any_more_is_taken_back(site: Site) -> None:
     site.a.start()
     assert site.a.read(lambda t: replica_counts.whole_holders(t, ino, 0)) == []
     assert names(site.a, site.kept) == ["one"]
+
+
+def test_many_that_a_node_has_not_any_more_are_taken_back_together(site: Site) -> None:
+    """By few requests, since each takes as long as the way to the engine."""
+    inos = [site.a.write(site.kept, f"f{number}", b"1") for number in range(40)]
+    for ino in inos:
+        site.a.files.unlink(ino, 0)
+    site.lose_engine()
+    site.server.call("CONFIG", "RESETSTAT")
+    assert site.a.rebuild(finish=True).lost == len(inos)
+    about = site.server.call("INFO", "commandstats").decode()
+    requests = sum(map(int, re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", about)))
+    assert requests < len(inos)
+    site.a.start()
+    assert site.a.read(lambda t: placements.held_by(t, t.node, 0, 100)) == []
 
 
 def test_until_the_last_turn_the_engine_is_neither_whole_nor_empty(site: Site) -> None:

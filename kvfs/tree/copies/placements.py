@@ -112,11 +112,6 @@ def holders(t: Transaction, ino: int) -> list[Holder]:
     ]
 
 
-def whole_holders(t: Transaction, ino: int, version: int) -> list[bytes]:
-    """Returns the nodes that have all of a file's content of this version."""
-    return [each.node for each in holders(t, ino) if each.whole and each.holding.version == version]
-
-
 def holding(t: Transaction, inos: Sequence[int], node: bytes) -> list[Holding | None]:
     """Returns a node's holding of each of these files; one round trip."""
     values = t.get_many([keys.placement(ino, node) for ino in inos])
