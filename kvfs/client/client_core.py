@@ -48,7 +48,7 @@ class Core:
         self._link = link = Link(opened.store.socket)
         self._finisher = Finisher(opened, link)
         self._touches = Touches(opened, link, known=reads_known)
-        room = SpaceReservation(opened.files.root, link)
+        room = SpaceReservation(opened.files.root, link, self._finisher.flush)
         self._stage = Drafts(opened, room, self._finisher)
         self._drafts = FileDrafts(opened, self._stage)
         self._reader = Reader(opened, self._touches, link)

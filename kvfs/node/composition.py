@@ -120,7 +120,9 @@ class Node:
             sealing=lambda: sealer.open_in,
             local=self._local_space if cluster else None,
             elsewhere=lambda: self.tiering.elsewhere if self.tiering else (0, 0),
+            has_cold_tier=bool(config.cold),
         )
+        self.cold = self._cold_tier()
         self.evictor = Evictor(
             engine,
             self.files,
@@ -129,9 +131,10 @@ class Node:
             self.accounting,
             on_removed=mounts.tell_evicted,
             on_evicted=mounts.remember,
+            spare=Spare(cluster.member.roster.lives) if cluster else None,
+            releaser=self._releaser(),
         )
         self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
-        self.cold = self._cold_tier()
         self.tiering = self._tiering()
         self.transfers = Transfers(
             engine,
@@ -147,11 +150,10 @@ class Node:
                 cold=self.cold.fetch if self.cold else None,
             ),
         )
-        if cluster is not None:
-            self.evictor.spare = Spare(cluster.member.roster.lives)
         self.strays = Strays(engine, self.files, self.index, self.holders)
         self.damage = DamagedFiles(
-            engine, self.files, self.holders, self.mounts.tell_lost, self.drop
+            *(engine, self.files, self.holders, self.mounts.tell_lost, self.drop),
+            others=lambda: self.replicas,
         )
         self.unsealer = Unsealer(engine, self.files, self.holders.writes)
         self.missing = Missing(
@@ -222,14 +224,14 @@ class Node:
         where = parse(self.config.cold)
         endpoint = connect(where, self.config.cold_endpoint)
         owner, rate = owner_of(self.store, self.cluster), self.config.cold_rate
-        tier = ColdTier(self.engine, self.files, where, endpoint, owner, rate)
-        if self.cluster is not None:
-            tier.may_collect = partial(self.cluster.claims.take, "cold")
-        self.accounting.has_cold_tier = True
-        self.evictor.releaser = Releaser(
-            self.engine, self.files, self.index, tier, self.holders.in_use
-        )
-        return tier
+        take = partial(self.cluster.claims.take, "cold") if self.cluster else _always
+        return ColdTier(self.engine, self.files, where, endpoint, owner, rate, take)
+
+    def _releaser(self) -> Releaser | None:
+        """Returns what sends files to the cold tier in place of their eviction, if there is one."""
+        if self.cold is None:
+            return None
+        return Releaser(self.engine, self.files, self.index, self.cold, self.holders.in_use)
 
     def _tiering(self) -> Tiering | None:
         """Returns the tiering, if data files lie in several places."""
@@ -251,7 +253,7 @@ class Node:
         )
         # A mount says what is changed, and there may be another one later.
         cluster.serve(self.files, self.index, lambda ino: self.holders.is_changed(ino), replicas)
-        self.replicas = self.damage.others = replicas
+        self.replicas = replicas
         self.whereabouts.join(cluster.member.node, replicas)
         assert cluster.server is not None, "it was just made"
         cluster.server.methods[WHERE] = self.whereabouts.tell
@@ -352,6 +354,11 @@ class Node:
 def _locks(cluster: "Clustered") -> Locks:
     member, engine = cluster.member, cluster.engine
     return Locks(engine, member.node, member.incarnation, member.roster.lives, engine.catch_up)
+
+
+async def _always() -> bool:
+    """Stands in for the claim of a job where this node is the only one."""
+    return True
 
 
 def owner_of(store: layout.Store, cluster: "Clustered | None") -> str:

@@ -67,7 +67,7 @@ class ObjectStore:
         self._link = Link(opened.store.socket)
         self._finisher = Finisher(opened, self._link)
         self._touches = Touches(opened, self._link)
-        room = SpaceReservation(opened.files.root, self._link)
+        room = SpaceReservation(opened.files.root, self._link, self._finisher.flush)
         self._stage = Drafts(opened, room, self._finisher)
         self._publisher = Publisher(opened, self._finisher, self._stage)
         self.cache = StoreCache(opened, keeps=_is_kept)

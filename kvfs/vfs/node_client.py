@@ -27,10 +27,6 @@ _CHANGES_IN_A_REQUEST: Final = 1_000
 _NUMBERS_IN_A_REQUEST: Final = 8_192
 
 
-def _nothing() -> None:
-    """Stands in where nothing was put off."""
-
-
 class Told(enum.Enum):
     """The receiver of a change."""
 
@@ -45,8 +41,6 @@ class Link:
 
     def __init__(self, socket: Path) -> None:
         self._port = ControlPort(socket)
-        self.before_asking: Callable[[], None] = _nothing
-        """Tells the node of freed space that it does not know yet."""
 
     def close(self) -> None:
         """Closes the connection to the node; a caller that asks on makes one each time."""
@@ -93,7 +87,6 @@ class Link:
 
         Raises NoSpace, naming what is full; Unavailable when the node does not answer in time.
         """
-        self.before_asking()
         return _if_any(self._port.room(namespace_id, size))
 
     def bring(self, ino: int) -> bool:

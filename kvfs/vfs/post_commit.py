@@ -82,7 +82,8 @@ class Finisher:
         self._known = Known(session.store.known)
         self._soon: Soon[Changed] = Soon(self.tell)
         self._taken: list[bytes] = []
-        link.before_asking = self._soon.flush
+        self.flush: Final = self._soon.flush
+        """Tells the node at once of what was put off, freed space among it."""
 
     def post(self, t: Transaction, changed: Changed, now: int) -> None:
         """Does step 1; to be called last in the transaction. In a cluster, a node that commits it

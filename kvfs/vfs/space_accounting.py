@@ -161,6 +161,7 @@ class Accounting:
         sealing: Callable[[], Set[int]] = frozenset,
         local: Callable[[], NodeSpace] | None = None,
         elsewhere: Callable[[], tuple[int, int]] = _nothing,
+        has_cold_tier: bool = False,
     ) -> None:
         """`writers` gives (inode, descriptor) of each file open for writing, `metadata` the bytes
         that the metadata take of the store's disk, `quarantined` the bytes in quarantine that no
@@ -174,7 +175,7 @@ class Accounting:
         self._quarantined = quarantined
         self._sealing = sealing
         self._usual: dict[int, int] = {}
-        self.has_cold_tier = False
+        self._has_cold_tier = has_cold_tier
         self._local = local
         self._elsewhere = elsewhere
         self.others = 0
@@ -210,7 +211,7 @@ class Accounting:
                 each.usage.inodes,
                 len(open_files.get(each.id, ())),
                 self._coming(each.id, [size for size, _ in open_files.get(each.id, ())]),
-                each.namespace.cold and self.has_cold_tier,
+                each.namespace.cold and self._has_cold_tier,
                 each.id in shared,
                 here[each.id],
                 self._local is not None,

@@ -8,7 +8,7 @@ nodes of its cluster have of what usage counts: that takes no space here.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from kvfs.base import config
@@ -38,9 +38,11 @@ class ReservationRefused(NamedTuple):
 class SpaceReservation:
     """The space that one client asks for, from any thread."""
 
-    def __init__(self, root: str, link: Link) -> None:
+    def __init__(self, root: str, link: Link, before_asking: Callable[[], None]) -> None:
+        """`before_asking` tells the node of freed space that it does not know yet."""
         self._root = root
         self._link = link
+        self._before_asking = before_asking
         self._accounting = Accounting(root, Capacity(), list)
         self._guarded = False
         """Whether a node runs, which knows more than we."""
@@ -76,6 +78,7 @@ class SpaceReservation:
         if attempt == _ATTEMPTS or (attempt and not self._guarded):
             raise NoSpace(refused.full)
         answer = None
+        self._before_asking()
         for number, size in refused.wanted.items():
             answer = self._link.ask_for_room(number, size)
         self._guarded = answer is not None

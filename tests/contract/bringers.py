@@ -92,8 +92,8 @@ class Host:
             accounting,
             self._forget,
             lambda _evicted: None,
+            spare=Spare(lambda node: node not in site.dead),
         )
-        self.evictor.spare = Spare(lambda node: node not in site.dead)
         self.scope = trio.CancelScope()
         self.cold: Cold | None = None
         """Of this node, once it is set."""

@@ -28,7 +28,9 @@ class Scrubbed:
         self.forgotten: list[bytes] = []
         self.dropped: list[int] = []
         node.holders.let_go = lambda _ino: None
-        self.damage = DamagedFiles(node.engine, node.files, node.holders, self._tell, self._drop)
+        self.damage = DamagedFiles(
+            node.engine, node.files, node.holders, self._tell, self._drop, lambda: None
+        )
         self.scrubber = Scrubber(node.engine, node.files, node.index, self._damaged, 0)
 
     async def _damaged(self, ino: int, inode: Inode) -> None:

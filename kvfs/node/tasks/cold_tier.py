@@ -60,8 +60,10 @@ class ColdTier:
         where: ColdLocation,
         endpoint: Endpoint,
         owner: str,
-        rate: int = 0,
+        rate: int,
+        may_collect: Callable[[], Awaitable[bool]],
     ) -> None:
+        """`may_collect` returns whether this node is the one that deletes garbage."""
         self._engine = engine
         self._files = files
         self._endpoint = endpoint
@@ -69,8 +71,7 @@ class ColdTier:
         self._pace = Pace(rate, time.monotonic())
         self._pace_lock = threading.Lock()
         self._threads = trio.CapacityLimiter(_THREADS)
-        self.may_collect: Callable[[], Awaitable[bool]] = _always
-        """Returns whether this node is the one that deletes garbage."""
+        self._may_collect = may_collect
         self._nursery: trio.Nursery | None = None
         self._sending: set[Object] = set()
         self._sent = trio.Event()
@@ -209,7 +210,7 @@ class ColdTier:
     async def _collect(self) -> None:
         """Deletes objects that no record names. A store that is away is asked again later."""
         after = b""
-        while not self.is_away and await self.may_collect():
+        while not self.is_away and await self._may_collect():
             gone, after = await self._engine.read(lambda t: cold_copies.garbage(t, after, _BATCH))  # noqa: B023
             for each in gone:
                 try:
@@ -254,10 +255,6 @@ class ColdTier:
 
     def _key(self, each: Object) -> str:
         return f"{self._prefix}/{each}"
-
-
-async def _always() -> bool:
-    return True
 
 
 def _close(fd: int) -> None:

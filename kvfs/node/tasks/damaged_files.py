@@ -62,14 +62,15 @@ class DamagedFiles:
         holders: DamagedFileHolds,
         tell: Callable[[Sequence[lifecycle.Evicted]], Awaitable[None]],
         drop: Callable[[Sequence[int]], Awaitable[None]],
+        others: Callable[[], OtherCopies | None],
     ) -> None:
+        """`others` returns the other nodes; None: on a lone node, and before they can be asked."""
         self._engine = engine
         self._files = files
         self._holders = holders
         self._tell = tell
         self._drop = drop
-        self.others: OtherCopies | None = None
-        """The other nodes; None: a lone node."""
+        self._others = others
         self.counters = {"damage_mended": 0}
 
     async def found(self, ino: int, inode: Inode) -> None:
@@ -90,11 +91,12 @@ class DamagedFiles:
 
     async def _is_mended(self, ino: int, inode: Inode, name: str) -> bool:
         """Returns whether others have the file, whatever became of this node's copy."""
-        if self.others is None or not await self.others.have(ino):
+        others = self._others()
+        if others is None or not await others.have(ino):
             return False
         damaged = await self._quarantine(ino, inode)
         try:
-            if not await self.others.replace(ino):
+            if not await others.replace(ino):
                 return False
         except (KvfsError, OSError) as error:
             log.warning("%s was damaged here, and is not brought again yet: %s", name, error)

@@ -85,8 +85,13 @@ class Evictor:
         accounting: Accounting,
         on_removed: Callable[[Evicted], Awaitable[None]],
         on_evicted: Callable[[Evicted], None],
+        *,
+        spare: Spare | None = None,
+        releaser: Releaser | None = None,
     ) -> None:
-        """`on_evicted` is told at once, `on_removed` soon."""
+        """`on_evicted` is told at once, `on_removed` soon. `spare`: in a cluster the surplus
+        replicas, data that others have too, which go without their names. `releaser`: of a node
+        with a cold tier; files that go there keep their names."""
         self._engine = engine
         self._files = files
         self._index = index
@@ -94,10 +99,8 @@ class Evictor:
         self._on_removed = on_removed
         self._on_evicted = on_evicted
         self._stuck: set[int] = set()
-        self.spare: Spare | None = None
-        """Surplus replicas in a cluster: data that others have too go without their names."""
-        self.releaser: Releaser | None = None
-        """The releaser of a node with a cold tier: files that go there keep their names."""
+        self._surplus = spare
+        self._releaser = releaser
         self._to_announce, self._announced = trio.open_memory_channel[Evicted](_ANNOUNCEMENTS)
         self._admission = Admission(engine, accounting)
         self.must_wait = self._admission.must_wait
@@ -120,7 +123,7 @@ class Evictor:
     def counters(self) -> dict[str, int]:
         """Counts of evictions since the start by reason; of files not evicted because in use; of
         creates refused."""
-        released = self.releaser.counters if self.releaser else {}
+        released = self._releaser.counters if self._releaser else {}
         return {**self._counters, "refused_no_space": self._admission.refused, **released}
 
     async def run(self) -> None:
@@ -161,9 +164,9 @@ class Evictor:
             eviction.excess(census.store.used - freed, census.store.capacity),
             self._admission.lacking(STORE, census.store) - freed,
         )
-        if need > 0 and self.spare is not None:
+        if need > 0 and self._surplus is not None:
             numbers = [n for n, each in census.namespaces.items() if not each.is_shared]
-            dropped = await self._drop_copies(self.spare, numbers, min(need, _BATCH_BYTES))
+            dropped = await self._drop_copies(self._surplus, numbers, min(need, _BATCH_BYTES))
             if dropped:
                 return freed + dropped
         return freed + await self._relieve_one(STORE, caches, need, "store_full", census.store)
@@ -189,7 +192,7 @@ class Evictor:
             return 0
         patient = cold_demotion.may_wait(space.used, space.capacity)
         freed = await self._evict(caches, need, reason, patient=patient)
-        if not freed and not (self.releaser and self.releaser.is_sending):
+        if not freed and not (self._releaser and self._releaser.is_sending):
             self._stuck.add(number)
         return freed
 
@@ -200,8 +203,8 @@ class Evictor:
         may take its time."""
         chosen = await self._choose(namespace_ids, min(need, _BATCH_BYTES))
         released = 0
-        if chosen and self.releaser is not None:
-            released, chosen = await self.releaser.release(chosen, patient=patient)
+        if chosen and self._releaser is not None:
+            released, chosen = await self._releaser.release(chosen, patient=patient)
         if not chosen:
             return released
         now = time.time_ns()
@@ -224,8 +227,8 @@ class Evictor:
         if inode is None or self._in_use(ino, inode):
             return False
         name = ino, inode.version
-        if self.releaser is not None:
-            _, rest = await self.releaser.release([name], patient=True)
+        if self._releaser is not None:
+            _, rest = await self._releaser.release([name], patient=True)
             if not rest:
                 return False  # it is there, or on its way: the next who looks finds it gone
         now = time.time_ns()
