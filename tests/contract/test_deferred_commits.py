@@ -4,9 +4,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -47,6 +48,38 @@ print(engine.read_now(lambda t: t.get(b"k")))
 print(engine.transact_now(lambda t: (t.get(b"k"), t.put(b"k", b"theirs"))[0]))
 engine.close()
 """
+
+
+PUT_OFF_WHEN_TOLD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+
+engine = EmbeddedEngine(sys.argv[2])
+engine.transact_now(lambda t: t.put(b"before", b"1"))  # makes room for what it puts off
+print(flush=True)
+sys.stdin.readline()
+engine.transact_now(lambda t: t.put(b"k", b"theirs"), True)
+print(flush=True)
+sys.stdin.readline()
+print(engine.first_now(b"k"), engine.read_now(lambda t: t.get(b"k")))
+engine.close()
+"""
+
+
+class AfterCommit:
+    """A transaction of LMDB, and a step between its commit and whatever its process does next."""
+
+    def __init__(self, raw: Any, step: Callable[[], object]) -> None:
+        self._raw = raw
+        self._step = step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def commit(self) -> None:
+        self._raw.commit()
+        self._step()
 
 
 @pytest.fixture
@@ -183,6 +216,36 @@ def test_a_kill_between_a_commit_and_its_note_writes_nothing_twice(path: Path) -
         assert contents(engine) == {BEFORE: b"1", AFTER: b"1", b"l": b"1"}
     finally:
         engine.close()
+
+
+def test_another_process_may_put_off_as_soon_as_a_commit_took_everything_along(
+    engine: EmbeddedEngine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that committed has not run on yet, and has nothing to say about what came since."""
+    command = [sys.executable, "-c", PUT_OFF_WHEN_TOLD, str(ROOT), str(path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        told, answers = other.stdin, other.stdout
+        answers.readline()
+
+        def put_off_there() -> None:
+            told.write(b"\n")
+            answers.readline()
+
+        metadata = engine.transact_now.__self__  # type: ignore[attr-defined]
+        real = metadata._begin
+        put_off(engine, b"mine")
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                metadata, "_begin", lambda *given: AfterCommit(real(*given), put_off_there)
+            )
+            put(engine, AFTER)
+        seen = other.communicate(b"\n")[0].split()
+    assert seen == [b"b'theirs'", b"b'theirs'"]
+    assert contents(engine) == {BEFORE: b"1", AFTER: b"1", b"k": b"theirs", b"mine": b"1"}
 
 
 def test_a_power_cut_ends_it(path: Path) -> None:

@@ -10,10 +10,11 @@ been committed at once, and a kill loses none.
 | the writes are in the file, not counted | as before | - |
 | counted | a deferred commit | the next commit, or the next to open the engine, writes it |
 | written by a commit of anybody | counted after a commit that is not the last | it counts no more |
-| cleared | nothing | - |
+| cleared by the next transaction that writes | nothing | - |
 
 Invariants
-- It is changed under the engine's writer lock alone.
+- It is changed under the engine's writer lock alone: so a commit, which gives the lock away, leaves
+  what it wrote counted.
 - What is counted holds after one commit, in one boot: any other that did not write it, and any
   power cut, ends it.
 - All blocks of the file are allocated: a full disk costs nobody a SIGBUS.
@@ -61,14 +62,16 @@ class DeferredCommits:
         self.counted = memoryview(self._map).cast("I")
         """The words of the file; the first is the number of commits. Only looked at by others."""
 
-    def after(self, commit: bytes) -> Writes:
-        """The writes of all, which hold where this commit is the last."""
+    def holds_after(self, commit: bytes) -> bool:
+        """Returns whether what is counted holds where this commit is the last."""
         count, _, boot, last = _HEADER.unpack_from(self._map)
-        if boot != self._boot or last != commit:
-            return []
+        return bool(count) and boot == self._boot and last == commit
+
+    def all(self) -> Writes:
+        """Returns the writes of all that are counted."""
         writes: Writes = []
         at = _HEADER.size
-        for _ in range(count):
+        for _ in range(self.counted[0]):
             start = at + _LENGTH.size
             at = start + _LENGTH.unpack_from(self._map, at)[0]
             writes += _decode(self._map[start:at])

@@ -115,7 +115,7 @@ class Database:
                 try:
                     transaction = WriteTransaction(raw, engine.node)
                     writes, taken = transaction.writes, 0
-                    if engine.deferred_counts[0]:
+                    if engine.deferred_counts[0] and engine.has_deferred(raw):
                         if self._name:
                             raw.abort()
                             return self._transact_settled(fn)
@@ -139,7 +139,7 @@ class Database:
             engine.settle_locked()
             raw = self._begin(self._handle, None, True)
             try:
-                if engine.deferred_counts[0]:
+                if engine.deferred_counts[0] and engine.has_deferred(raw):
                     continue
                 transaction = WriteTransaction(raw, engine.node)
                 result = fn(transaction)
@@ -397,22 +397,27 @@ class EmbeddedEngine:
         raw = self._begin(self._main, None, True)
         try:
             writes: Writes = []
-            if taken := self.take_deferred(raw, writes):
+            if self.has_deferred(raw) and (taken := self.take_deferred(raw, writes)):
                 self.commit(raw, b"", self._main, writes, taken)
         finally:
             raw.abort()
 
+    def has_deferred(self, raw: "lmdb.Transaction[bytes]") -> bool:
+        """Returns whether what is counted as put off is not committed yet; else counts nothing. The
+        transaction writes: nobody else changes the count."""
+        deferred = self._deferred
+        assert deferred is not None
+        if deferred.holds_after(self._last_commit(raw)):
+            return True
+        deferred.clear()  # a commit wrote it, or a power cut ended it
+        self.unseen = None
+        return False
+
     def take_deferred(self, raw: "lmdb.Transaction[bytes]", writes: Writes) -> int:
         """Writes what was put off, as the first of what a transaction writes; returns how many keys
         and values that is."""
-        deferred = self._deferred
-        assert deferred is not None
-        found = deferred.after(self._last_commit(raw))
-        if not found:  # a kill came between a commit and its count, or a power cut
-            deferred.clear()
-            self.unseen = None
-            return 0
-        pairs = iter(found)
+        assert self._deferred is not None
+        pairs = iter(self._deferred.all())
         for key, value in dict(zip(pairs, pairs, strict=True)).items():
             assert key is not None
             if value is None:
@@ -488,8 +493,7 @@ class EmbeddedEngine:
             raw.abort()
             self._take_back(before)
             raise
-        if taken and self._deferred is not None:
-            self._deferred.clear()
+        if taken:  # it is counted until the next transaction: the lock is another's by now
             self.unseen = None
         if self._syncer is not None:
             self._syncer.committed(position)
