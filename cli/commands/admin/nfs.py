@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group("nfs", cls=CommandGroup)
 def command() -> None:
-    """NFS: which namespaces are exported, to whom, and who is connected.
+    """NFS: exported namespaces and connected hosts.
 
     `kvfs up --nfs` serves them; nothing is exported before `kvfs nfs export`.
     """

@@ -54,7 +54,7 @@ def of(config: Config) -> dict[str, Any]:
 @settings_options.options("store")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> None:
-    """Show the nodes of the cluster, as the running node on this host sees them."""
+    """Show the nodes of the cluster, as seen from this host."""
     config = settings_options.resolve(config_file, store=store)
     report = of(config)
     if as_json:
@@ -70,7 +70,7 @@ def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> N
 @click.option("--stop", is_flag=True, help="Stop draining: give the node data again.")
 @settings_options.options("store")
 def drain(which: str, stop: bool, config_file: Path | None, store: Path | None) -> None:
-    """Move all data of a node to others while it goes on serving.
+    """Move all data of a node to others, while it serves.
 
     NODE is a number or a name. `kvfs node list` shows it as 'draining', with its obstacles, and as
     'drained' when nothing is left: then it can be stopped and removed. Files of a cache for which
@@ -103,7 +103,7 @@ def remove(which: str, force: bool, config_file: Path | None, store: Path | None
 @command.command("finish-upgrade")
 @settings_options.options("store")
 def finish_upgrade(config_file: Path | None, store: Path | None) -> None:
-    """Have the metadata take the form of this version, once all nodes have it.
+    """Put the metadata into this version's form on all nodes.
 
     Until then nodes of this version and the one before work together, and each can go back to it.
     Afterwards the one before can join no more. It is refused while a node is of that version, also
@@ -123,7 +123,7 @@ def finish_upgrade(config_file: Path | None, store: Path | None) -> None:
 )
 @settings_options.options("store", "engine", "secret_file")
 def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> None:
-    """Take the cluster's secret, so that `kvfs up --engine URL` on this store is admitted.
+    """Take the secret of a cluster that the store is to join.
 
     FILE, or standard input, holds the output of `kvfs node secret` on another node. A running node
     takes a new secret too, within seconds.
@@ -156,7 +156,7 @@ def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> N
 )
 @settings_options.options("store")
 def secret(change: str | None, config_file: Path | None, store: Path | None) -> None:
-    """Print the cluster's secret, for `kvfs node join` on another host.
+    """Print the secret of the cluster, for `kvfs node join`.
 
     To replace it, run this with --rotate, pass its output to `kvfs node join` on every other node,
     then run it with --retire.

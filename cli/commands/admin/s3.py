@@ -27,7 +27,7 @@ _WEEK_S = 7 * 24 * 3600
 
 @click.group("s3")
 def command() -> None:
-    """The S3 API: users and keys, settings for clients, presigned URLs."""
+    """The S3 API: users, keys, clients and presigned URLs."""
 
 
 @contextlib.contextmanager
@@ -198,7 +198,7 @@ def policy(
 def env(
     name: str, config_file: Path | None, target: str, endpoint: str | None, **flags: object
 ) -> None:
-    """Print the settings that a client needs for the S3 API: endpoint, region and keys.
+    """Print settings for a client: endpoint, region and keys.
 
     CLIENT is shell (`eval "$(kvfs s3 env)"`), boto3, awscli, rclone, s3fs, s3cmd, minio, pyarrow,
     lmcache, vllm or curl.
@@ -235,7 +235,7 @@ def presign(
     endpoint: str | None,
     **flags: object,
 ) -> None:
-    """Print a URL by which anyone may make one kind of request until it expires."""
+    """Print a URL that admits one kind of request for a time."""
     from s3api.auth.presign import presign as sign
 
     if method.upper() not in _METHODS:

@@ -11,4 +11,4 @@ _COMMANDS: Final = {"gds": "cli.commands.models.bench_gds"}
 
 @click.group("bench", cls=LazyGroup, modules=_COMMANDS)
 def command() -> None:
-    """Measure this machine's limits, and how close loads come to them."""
+    """Measure this machine's limits and how close loads come."""

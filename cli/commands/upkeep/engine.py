@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.group("engine", cls=CommandGroup)
 def command() -> None:
-    """Copy metadata between engines: for backups, and to inspect them."""
+    """Copy metadata between engines, for backups and inspection."""
 
 
 @command.command("copy")
