@@ -207,6 +207,8 @@ class ControlClient:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._idle: list[socket.socket] = []
+        self._waiting: dict[socket.socket, float] = {}
+        """Those that `ask` waits for, and its deadlines."""
         self._pid = os.getpid()
         self._keeps = True
         self.node_pid = 0
@@ -231,6 +233,42 @@ class ControlClient:
             self.node_pid, _, _ = _credentials(fresh)
             return self._ask(fresh, request, deadline_s)
 
+    async def ask(
+        self,
+        method: str,
+        params: Mapping[str, object] | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Any:
+        """Does what `call` does, in an event loop, which calls `expire` now and then: over a kept
+        connection, else in a thread. Cancelled: the node is asked all the same."""
+        peer = self._kept()
+        if peer is not None:
+            self._waiting[peer] = time.monotonic() + deadline_s
+            try:
+                line = await _exchange_in_loop(peer, _request(method, params))
+            except (BlockingIOError, ConnectionResetError, BrokenPipeError):
+                peer.close()  # the node has not read it
+            except BaseException as error:
+                peer.close()
+                with _no_node(self._path):
+                    if isinstance(error, trio.ClosedResourceError):
+                        raise TimeoutError from None
+                    raise
+            else:
+                return self._answered(peer, line)
+            finally:
+                del self._waiting[peer]
+        with trio.CancelScope(shield=True):
+            return await trio.to_thread.run_sync(self.call, method, params, deadline_s)
+
+    def expire(self) -> None:
+        """Ends the waits of `ask` whose deadline has passed: a cancel scope for each would cost
+        more than the question."""
+        now = time.monotonic()
+        for peer, deadline in list(self._waiting.items()):
+            if deadline <= now:
+                trio.lowlevel.notify_closing(peer)
+
     def _kept(self) -> socket.socket | None:
         if self._pid != os.getpid():  # after a fork they are the parent's
             inherited, self._idle, self._pid = self._idle, [], os.getpid()
@@ -247,6 +285,10 @@ class ControlClient:
         except BaseException:
             peer.close()
             raise
+        return self._answered(peer, line)
+
+    def _answered(self, peer: socket.socket, line: bytearray) -> Any:
+        """Keeps the connection and returns the result."""
         self._idle.append(peer)
         if not self._keeps:  # asked before: whoever closed it did not see this one
             self.close()
@@ -268,6 +310,22 @@ def _exchange(peer: socket.socket, request: bytes, deadline_s: float) -> bytearr
     peer.sendall(request)
     while not line.endswith(b"\n"):
         peer.settimeout(max(end - time.monotonic(), 0.001))
+        part = peer.recv(65536)
+        if not part:
+            raise ConnectionAbortedError
+        line += part
+    return line
+
+
+async def _exchange_in_loop(peer: socket.socket, request: bytes) -> bytearray:
+    """Does what `_exchange` does, in an event loop. Raises BlockingIOError if the node takes no
+    more: then it has not read all of the request."""
+    line = bytearray()
+    peer.setblocking(False)
+    if peer.send(request) < len(request):
+        raise BlockingIOError
+    while not line.endswith(b"\n"):
+        await trio.lowlevel.wait_readable(peer)
         part = peer.recv(65536)
         if not part:
             raise ConnectionAbortedError

@@ -142,13 +142,17 @@ class RequestBody:
 
     def is_over(self) -> bool:
         """Returns whether all of it has been received."""
-        return self._failure is None and self.remaining == 0
+        if self._failure is not None:
+            return False
+        return self._left == 0 if self._chunks is None else self._chunks.ended
 
     def can_be_drained(self, limit_bytes: int) -> bool:
         """Returns whether the rest is known to come, and not to exceed the limit."""
-        if self._failure is not None or self.remaining is None:
+        if self._failure is not None or (self._chunks is not None and not self._chunks.ended):
             return False
-        return self.remaining == 0 or (self.remaining <= limit_bytes and not self._awaits_continue)
+        if self._chunks is not None or self._left == 0:
+            return True
+        return self._left <= limit_bytes and not self._awaits_continue
 
     async def _receive(self, buffer: memoryview) -> int:
         left = self._left if self._chunks is None else await self._next_chunk(self._chunks)

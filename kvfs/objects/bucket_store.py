@@ -68,10 +68,6 @@ class Buckets:
             lambda t: buckets.get_setting(t, lookup.find_bucket(t, bucket), name)
         )
 
-    def get_settings(self, bucket: bytes) -> Mapping[str, bytes]:
-        """Returns all settings of a bucket. Raises NoSuchBucket."""
-        return self._session.read(lambda t: buckets.settings(t, lookup.find_bucket(t, bucket)))
-
     def put_setting(self, bucket: bytes, name: str, value: bytes) -> None:
         """Sets a setting; it is on disk when this returns. Raises NoSuchBucket."""
         self._session.write(

@@ -65,15 +65,14 @@ class ObjectDrafts:
         found = self._session.read(lambda t: lookup.find_bucket(t, bucket))
         return ObjectDraft(self._stage.begin_one(found.new_file(size_hint)), found, key)
 
-    def begin_now(self, bucket: bytes, key: bytes, size_hint: int) -> ObjectDraft | None:
+    def begin_now(self, bucket: Bucket, key: bytes, size_hint: int) -> ObjectDraft | None:
         """Like `begin`, for an event loop: it waits neither for the disk nor for the node. None if
         only `begin` can: a large body, or space that must be asked for first."""
         check_key(key)
         if size_hint > SMALL_BYTES or self._session.mirrored is not None:
             return None  # in a cluster numbers are reserved elsewhere
-        found = self._session.read(lambda t: lookup.find_bucket(t, bucket))
-        body = self._stage.begin_small_now(found.new_file(size_hint))
-        return None if body is None else ObjectDraft(body, found, key)
+        body = self._stage.begin_small_now(bucket.new_file(size_hint))
+        return None if body is None else ObjectDraft(body, bucket, key)
 
     def grow(self, draft: ObjectDraft, size: int) -> None:
         """Reserves space before more is written than was hinted; seldom does anything. Raises

@@ -88,6 +88,8 @@ class ObjectStore:
         self.finish = self._finisher.finish
         self.put_off = self._finisher.put_off
         self.tell = self._finisher.tell
+        self.tell_in_loop = self._finisher.tell_in_loop
+        self.expire = self._link.expire
         self.find = opener.find
         self.open = opener.open
         self.open_here = opener.open_here

@@ -189,7 +189,7 @@ class ObjectOpener:
         def read(t: Transaction) -> Facts:
             return lookup.find(t, lookup.find_bucket(t, bucket), key, "", boot)
 
-        return Wanted((bucket, key), read)
+        return (bucket, key), read
 
     def _found(self, bucket: bytes, key: bytes, version: str, generation: int) -> Facts:
         """Returns the facts as the engine has them. Raises what `find` raises."""

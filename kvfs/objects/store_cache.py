@@ -10,7 +10,7 @@ newer. Its reads are made in one transaction (`StoreCache.look`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvfs.meta.engine import Transaction
 from kvfs.session.session import Session
@@ -112,11 +112,8 @@ class Entry:
         return True
 
 
-class Wanted(NamedTuple):
-    """A value that a request will ask for, and the function that reads it."""
-
-    name: Name
-    read: Callable[[Transaction], Any]
+Wanted = tuple[Name, Callable[[Transaction], Any]]
+"""A value that a request will ask for, and the function that reads it."""
 
 
 class StoreCache:
@@ -155,7 +152,7 @@ class StoreCache:
         stale = [
             each
             for each in wanted
-            if (entry := self._entries.get(each.name)) is None or entry.generation < generation
+            if (entry := self._entries.get(each[0])) is None or entry.generation < generation
         ]
         if not stale:
             return

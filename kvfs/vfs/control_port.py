@@ -1,5 +1,5 @@
 """The node's port over its control socket. Its calls block the thread and suspend nowhere, so that
-`answer` has their result without an event loop."""
+`answer` has their result without an event loop; `changed_in_loop` alone is for one."""
 
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +47,8 @@ class ControlPort:
 
     def __init__(self, socket: Path) -> None:
         self._node = control.ControlClient(socket)
+        self.expire = self._node.expire
+        """Ends the waits of event loops whose deadline has passed."""
 
     def close(self) -> None:
         """Close the connection to the node; a caller that asks on makes one each time."""
@@ -65,6 +67,15 @@ class ControlPort:
     ) -> None:
         """See `NodePort.changed`."""
         self._ask(ChangedNames(to_wire(changes), list(published), list(dropped)))
+
+    async def changed_in_loop(
+        self, changes: Sequence[Change], published: Sequence[int], dropped: Sequence[int]
+    ) -> None:
+        """Does what `changed` does, and suspends while the node does its part: for an event loop,
+        which calls `expire` now and then. Cancelled: the node is told all the same."""
+        request = ChangedNames(to_wire(changes), list(published), list(dropped))
+        method = METHODS[ChangedNames]
+        await self._node.ask(method, msgspec.structs.asdict(request), _DEADLINE_S)
 
     async def room(self, namespace_id: int, size: int) -> SpaceGrant:
         """See `NodePort.room`."""

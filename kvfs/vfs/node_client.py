@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import trio
+
 from kvfs.base import fuse_device
 from kvfs.base.control import NoNode
 from kvfs.base.errors import Unavailable
@@ -41,6 +43,7 @@ class Link:
 
     def __init__(self, socket: Path) -> None:
         self._port = ControlPort(socket)
+        self.expire = self._port.expire
 
     def close(self) -> None:
         """Closes the connection to the node; a caller that asks on makes one each time."""
@@ -67,6 +70,25 @@ class Link:
                 if names := changes[start:]:
                     self._stand_in(names, error)
                 return Told.KERNEL
+        return Told.NODE
+
+    async def tell_in_loop(
+        self, changes: Sequence[Change], published: Sequence[int], dropped: Sequence[int] = ()
+    ) -> Told:
+        """Does what `tell` does, in an event loop, which calls `expire` now and then. Cancelled:
+        the node is told all the same."""
+        if max(len(changes), len(published), len(dropped)) > _CHANGES_IN_A_REQUEST:
+            with trio.CancelScope(shield=True):
+                return await trio.to_thread.run_sync(self.tell, changes, published, dropped)
+        try:
+            await self._port.changed_in_loop(changes, published, dropped)
+        except NoNode:
+            return Told.NOBODY
+        except Unavailable as error:
+            if changes:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(self._stand_in, changes, error)
+            return Told.KERNEL
         return Told.NODE
 
     def _stand_in(self, changes: Sequence[Change], error: Unavailable) -> None:

@@ -20,6 +20,8 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+import trio
+
 from kvfs.base.errors import KvfsError
 from kvfs.datastore.known_directories import Known
 from kvfs.meta.engine import Transaction
@@ -71,6 +73,21 @@ class Changed:
         """Notes that a file of `size` bytes came."""
         self.published.append(ino)
         self.size_bytes += size
+
+
+def _news(changed: Sequence[Changed]) -> tuple[list[Change], list[int], list[int]]:
+    """Returns what the node is told of these: changes of names that a kernel may know, new files,
+    and what lost its last link under a name that none knows."""
+    changes: list[Change] = []
+    published: list[int] = []
+    dropped: list[int] = []
+    for each in changed:
+        published += each.published
+        if each.notice:
+            changes += each.changes
+        else:
+            dropped += [ino for ino, _ in each.orphans]
+    return changes, published, dropped
 
 
 class Finisher:
@@ -144,13 +161,23 @@ class Finisher:
 
     def tell(self, changed: Sequence[Changed]) -> None:
         """Does `finish` for the result of `put_off`."""
-        changes = [change for each in changed if each.notice for change in each.changes]
-        dropped = [ino for each in changed if not each.notice for ino, _ in each.orphans]
+        told = self._link.tell(*_news(changed))
         orphans = [orphan for each in changed for orphan in each.orphans]
-        published = [ino for each in changed for ino in each.published]
-        told = self._link.tell(changes, published, dropped)
         if told is Told.NOBODY and orphans:
             self.drop(orphans)
+        self._take(told, changed)
+
+    async def tell_in_loop(self, changed: Sequence[Changed]) -> None:
+        """Does what `tell` does, in an event loop (see `Link.tell_in_loop`)."""
+        told = await self._link.tell_in_loop(*_news(changed))
+        orphans = [orphan for each in changed for orphan in each.orphans]
+        if told is Told.NOBODY and orphans:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self.drop, orphans)
+        self._take(told, changed)
+
+    def _take(self, told: Told, changed: Sequence[Changed]) -> None:
+        """Step 5 is left to the next change, unless the node has yet to do its part."""
         if told is not Told.KERNEL:
             self._taken += [each.notice for each in changed if each.notice]
 

@@ -29,6 +29,8 @@ from s3api.auth.verified import PAYLOADS, Payload, Verified
 from s3api.http.s3_errors import S3Error, invalid_argument
 
 LINE_LIMIT: Final = 512
+_UNSIGNED: Final = Payload.UNSIGNED
+_DIGEST: Final = Payload.DIGEST
 MAX_TRAILERS: Final = 8
 _LOOK_AHEAD: Final = 128
 """A chunk's head has at most 99 bytes with a signature."""
@@ -46,8 +48,13 @@ def decoder(headers: Mapping[bytes, bytes], verified: Verified | None) -> "Decod
     Raises S3Error for the headers x-amz-decoded-content-length and x-amz-trailer:
     MissingContentLength, InvalidArgument or InvalidRequest.
     """
-    mode = _mode(headers, verified)
-    if mode is Payload.UNSIGNED or mode is Payload.DIGEST:
+    mode = _UNSIGNED if verified is None else verified.payload
+    if mode is _UNSIGNED:
+        mode = PAYLOADS.get(headers.get(b"x-amz-content-sha256", b""), _UNSIGNED)
+        # A presigned request or one of version 2 need not name its mode.
+        if mode is _UNSIGNED and b"content-encoding" in headers and _says_chunked(headers):
+            mode = Payload.UNSIGNED_CHUNKS_TRAILER
+    if mode is _UNSIGNED or mode is _DIGEST:
         return None
     length = _decoded_length(headers.get(b"x-amz-decoded-content-length"))
     announced = _announced(headers.get(b"x-amz-trailer", b""))
@@ -59,16 +66,6 @@ def decoder(headers: Mapping[bytes, bytes], verified: Verified | None) -> "Decod
     if mode is Payload.SIGNED_CHUNKS:
         return Decoder(length, frozenset(), chain)
     return Decoder(length, announced, chain, signed_trailers=True)
-
-
-def _mode(headers: Mapping[bytes, bytes], verified: Verified | None) -> Payload:
-    if verified is not None and verified.payload is not Payload.UNSIGNED:
-        return verified.payload
-    mode = PAYLOADS.get(headers.get(b"x-amz-content-sha256", b""), Payload.UNSIGNED)
-    # A presigned request or one of version 2 need not name its mode.
-    if mode is Payload.UNSIGNED and _says_chunked(headers):
-        return Payload.UNSIGNED_CHUNKS_TRAILER
-    return mode
 
 
 def _says_chunked(headers: Mapping[bytes, bytes]) -> bool:

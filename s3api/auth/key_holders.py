@@ -59,7 +59,7 @@ class Identities:
                 time.time(),
             )
 
-        return Wanted((access_key, session_token), read)
+        return (access_key, session_token), read
 
     def secret_of(self, access_key: str, session_token: str) -> bytes | None:
         """Does what `auth.verified.SecretOf` describes."""

@@ -5,8 +5,6 @@ Payload goes from the socket into a reused buffer, is hashed there in C and writ
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Final
@@ -80,41 +78,49 @@ class Receiver:
         one that is computed in any case.
 
         Raises S3Error for wrong headers about the body."""
-        headers = call.headers()
+        fields, verified = call.fields, call.verified
         self._call = call
-        self._decoder = chunked.decoder(call.fields, call.verified)
+        self._decoder = chunked.decoder(fields, verified)
+        self.announced = call.head.content_length
+        """Bytes of payload that the headers announce."""
+        if self._decoder is not None:
+            self.announced = int(fields[b"x-amz-decoded-content-length"])
         sha256 = None
-        if call.verified is not None and call.verified.payload is Payload.DIGEST:
-            sha256 = call.verified.payload_sha256.decode()
-        said = {} if call.operation in _OF_ANOTHER_BODY else headers
+        if verified is not None and verified.payload is Payload.DIGEST:
+            sha256 = verified.payload_sha256.decode()
+        said, content_md5 = {}, None
+        if call.operation not in _OF_ANOTHER_BODY and checksums.are_named(fields):
+            said = call.headers()
+        if (sent := fields.get(b"content-md5")) is not None:
+            content_md5 = checksums.content_md5(sent.decode("utf-8", "replace"))
         self.wanted = checksums.wanted(said, fallback)
         self._first_pass = FirstPass(
             self.wanted,
             size=self.announced,
             content_sha256=sha256,
-            content_md5=checksums.content_md5(headers.get("content-md5")),
+            content_md5=content_md5,
             besides=besides,
         )
-
-    @property
-    def announced(self) -> int | None:
-        """Bytes of payload that the headers announce."""
-        if self._decoder is not None:
-            return int(self._call.fields[b"x-amz-decoded-content-length"])
-        return self._call.head.content_length
 
     async def into(self, draft: ObjectDraft) -> Digests:
         """Writes the payload to the draft. Raises S3Error, OSError, NoSpace, Unavailable."""
         self._first_pass.tag(fast=draft.fast_etag)
         service = self._call.service
-        with ExitStack() as stack:
-            buffers, beside = [stack.enter_context(service.buffers.lent())], None
-            if self._first_pass.slow is not None and (self.announced or 0) >= _BESIDE_BYTES:
-                beside = stack.enter_context(service.hashing.body())
-            if beside is not None:
-                buffers.append(stack.enter_context(service.buffers.lent()))
-                stack.callback(beside.wait)  # before the buffers go to others
-            await self._move(_Target(draft, self._first_pass, beside), buffers)
+        buffers = [service.buffers.take()]
+        try:
+            if self._first_pass.slow is None or (self.announced or 0) < _BESIDE_BYTES:
+                await self._move(_Target(draft, self._first_pass, None), buffers)
+            else:
+                with service.hashing.body() as beside:
+                    if beside is not None:
+                        buffers.append(service.buffers.take())
+                    try:
+                        await self._move(_Target(draft, self._first_pass, beside), buffers)
+                    finally:
+                        if beside is not None:
+                            beside.wait()  # before the buffers go to others
+        finally:
+            service.buffers.give_back(buffers)
         return self._finish()
 
     async def _move(self, target: _Target, buffers: list[memoryview]) -> None:
@@ -123,18 +129,16 @@ class Receiver:
             if self.announced is None:
                 await self._call.blocking(partial(store.grow, target.draft, target.size + count))
             if count <= _INLINE_BYTES and body.remaining == 0:
-                self._take(target, buffer[:count])
-                target.settle()
-            else:
-                await self._call.blocking(partial(self._burst, target, buffers, count))
+                target.take(self._fed(buffer[:count]))
+                return
+            await self._call.blocking(partial(self._burst, target, buffers, count))
 
     async def document(self, limit_bytes: int) -> bytes:
         """Returns the whole of a small body. Raises S3Error."""
         document = bytearray()
         with self._call.service.buffers.lent() as buffer:
             while count := await self._receive(buffer):
-                view = buffer[:count]
-                for part in [view] if self._decoder is None else self._decoder.feed(view):
+                for part in self._fed(buffer[:count]):
                     self._first_pass.update(part)
                     document += part
                 if len(document) > limit_bytes:
@@ -153,7 +157,7 @@ class Receiver:
     def _take_what_comes(self, target: _Target, buffers: list[memoryview], count: int) -> None:
         taken, began = 0, time.monotonic()
         for buffer, following in pairwise(cycle(buffers)):
-            self._take(target, buffer[:count])
+            target.take(self._fed(buffer[:count]))
             taken += count
             if taken >= _BURST_BYTES:
                 start = max(0, target.size - _BURST_BYTES)
@@ -161,39 +165,45 @@ class Receiver:
                 return
             if time.monotonic() - began > _PAUSE_MS / 1000 + taken / _BURST_BYTES_S:
                 return
-            with told_as_s3():
+            try:
                 count = self._call.body.receive_soon(following, _PAUSE_MS) or 0
+            except FAILURES as error:
+                raise told_as_s3(error) from None
             if not count:
                 return
 
-    def _take(self, target: _Target, view: memoryview) -> None:
-        target.take([view] if self._decoder is None else self._decoder.feed(view))
+    def _fed(self, view: memoryview) -> list[memoryview]:
+        """The payload in bytes that were received."""
+        return [view] if self._decoder is None else self._decoder.feed(view)
 
     def _finish(self) -> Digests:
         if self._decoder is not None:
-            trailers = self._decoder.finish()
-        else:
-            trailers = {
-                name.decode("latin-1"): value.decode("latin-1")
-                for name, value in self._call.body.trailers
-            }
+            return self._first_pass.finish(self._decoder.finish())
+        if not self._call.head.chunked:
+            return self._first_pass.finish({})
+        trailers = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in self._call.body.trailers
+        }
         return self._first_pass.finish(trailers)
 
     async def _receive(self, buffer: memoryview) -> int:
-        with told_as_s3():
+        try:
             return await self._call.body.receive_into(buffer)
+        except FAILURES as error:
+            raise told_as_s3(error) from None
 
 
-@contextmanager
-def told_as_s3() -> Iterator[None]:
-    """Raises S3's errors for failures of a body on its way."""
-    try:
-        yield
-    except BodyTruncated:
-        raise S3Error("IncompleteBody") from None
-    except BodyStalled:
-        raise S3Error("RequestTimeout") from None
-    except BodyTooLarge:
-        raise S3Error("EntityTooLarge") from None
-    except BadChunk:
-        raise S3Error("InvalidRequest", "The chunked body is malformed") from None
+FAILURES: Final = (BodyTruncated, BodyStalled, BodyTooLarge, BadChunk)
+"""Failures of a body on its way."""
+
+
+def told_as_s3(error: Exception) -> S3Error:
+    """The error of S3 for one of FAILURES."""
+    if isinstance(error, BodyTruncated):
+        return S3Error("IncompleteBody")
+    if isinstance(error, BodyStalled):
+        return S3Error("RequestTimeout")
+    if isinstance(error, BodyTooLarge):
+        return S3Error("EntityTooLarge")
+    return S3Error("InvalidRequest", "The chunked body is malformed")

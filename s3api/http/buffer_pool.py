@@ -1,7 +1,7 @@
 """Reused memory for payload between sockets and data files."""
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -15,16 +15,24 @@ class BufferPool:
     its memory."""
 
     def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
+        self._free: list[memoryview] = []
+
+    def take(self) -> memoryview:
+        """A buffer, to be given back."""
+        try:
+            return self._free.pop()
+        except IndexError:  # asked for before, it could be gone: copies take theirs in threads
+            return memoryview(mmap.mmap(-1, BUFFER_BYTES))
+
+    def give_back(self, buffers: Sequence[memoryview]) -> None:
+        """Nobody uses them any more."""
+        if len(self._free) < _IDLE_BUFFERS:
+            self._free += buffers
 
     @contextmanager
     def lent(self) -> Iterator[memoryview]:
+        buffer = self.take()
         try:
-            buffer = self._free.pop()
-        except IndexError:  # asked for before, it could be gone: copies take theirs in threads
-            buffer = mmap.mmap(-1, BUFFER_BYTES)
-        try:
-            yield memoryview(buffer)
+            yield buffer
         finally:
-            if len(self._free) < _IDLE_BUFFERS:
-                self._free.append(buffer)
+            self.give_back((buffer,))

@@ -58,6 +58,7 @@ class Application:
             asked = asked_of(head, self._service.domains)
             call = outcome.call = Call(
                 self._service,
+                self._service.store,
                 head,
                 body,
                 asked,

@@ -76,6 +76,7 @@ class Call(msgspec.Struct, eq=False):
     """One request. `bucket` and `key` are empty if it names none."""
 
     service: WorkerContext
+    store: ObjectStore
     head: Head
     body: RequestBody
     asked: Asked
@@ -102,10 +103,6 @@ class Call(msgspec.Struct, eq=False):
     entries: Entries | None = None
     """Its further effects, for access logs; None: none."""
     _settings: Settings | None = None
-
-    @property
-    def store(self) -> ObjectStore:
-        return self.service.store
 
     @property
     def raw_bucket(self) -> bytes:

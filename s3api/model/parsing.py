@@ -123,15 +123,19 @@ class RequestParser:
         for wire, value in query.items():
             if field := self.query.get(wire):
                 _take(members, field, wire, value)
-        name, prefix = self.metadata or ("", b"\n")
-        metadata: dict[str, str] = {}
-        for header, raw in headers.items():
-            if field := self.headers.get(header):
-                _take(members, field, header.decode("latin-1"), raw.decode("latin-1"))
-            elif header.startswith(prefix):
-                metadata[header[len(prefix) :].decode("latin-1")] = raw.decode("latin-1")
-        if metadata:
-            members[name] = metadata
+        for header in headers:
+            if header in self.headers:
+                value = headers[header].decode("latin-1")
+                _take(members, self.headers[header], header.decode("latin-1"), value)
+        if self.metadata is not None and self.metadata[1] in b"\n".join(headers):
+            name, prefix = self.metadata
+            found = {
+                header[len(prefix) :].decode("latin-1"): raw.decode("latin-1")
+                for header, raw in headers.items()
+                if header.startswith(prefix)
+            }
+            if found:
+                members[name] = found
         for name in self._required:
             if name not in members:
                 wire = self._places[name]

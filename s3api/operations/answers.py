@@ -26,6 +26,8 @@ def stored_headers(kept: Mapping[str, str], key: str) -> dict[str, str]:
 
 def metadata_of(call: Call) -> dict[str, str]:
     """Returns the metadata in a request's headers for the object that it makes. Raises S3Error."""
+    if not metadata.are_named(call.fields):
+        return {}
     found = metadata.attributes(call.headers())
     return {
         name.removeprefix(b"user.s3.").decode(): value.decode("utf-8", "replace")

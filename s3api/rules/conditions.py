@@ -52,10 +52,18 @@ class Conditions:
         )
 
     def __bool__(self) -> bool:
-        return self != _NONE
+        return self != NONE
 
 
-_NONE: Final = Conditions()
+NONE: Final = Conditions()
+_WRITES: Final = frozenset(("IfMatch", "IfNoneMatch", "IfModifiedSince", "IfUnmodifiedSince"))
+
+
+def conditions_of(params: Mapping[str, Any]) -> Conditions:
+    """`Conditions.of`, for requests that mostly make none: that is NONE then."""
+    return NONE if _WRITES.isdisjoint(params) else Conditions.of(params)
+
+
 _OF_SOURCE: Final = "x-amz-copy-source-"
 
 

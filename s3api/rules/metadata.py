@@ -32,6 +32,7 @@ _STORED: Final = {
     "expires": b"user.s3.expires",
     "x-amz-website-redirect-location": b"user.s3.website-redirect-location",
 }
+_NAMES: Final = frozenset((*(name.encode() for name in _STORED), b"x-amz-storage-class"))
 _HEADER_OF: Final = {attribute: header for header, attribute in _STORED.items()}
 _OVERRIDES: Final = {
     f"response-{name}": name
@@ -52,6 +53,11 @@ _TYPES: Final = mimetypes.MimeTypes().types_map[True] | {
     ".zst": "application/zstd",
 }
 _ATTRIBUTE_NAME_BYTES: Final = 255
+
+
+def are_named(fields: Mapping[bytes, bytes]) -> bool:
+    """Whether headers (names in lower case) say anything that `attributes` takes."""
+    return not _NAMES.isdisjoint(fields) or b"x-amz-meta-" in b" ".join(fields)
 
 
 def attributes(headers: Mapping[str, str]) -> dict[bytes, bytes]:

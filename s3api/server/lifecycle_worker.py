@@ -27,7 +27,7 @@ from s3api.model.addressing import is_bucket_name
 from s3api.rules import lifecycle
 from s3api.rules.lifecycle import Action, Rules, Version
 from s3api.rules.tagging import parse_kept
-from s3api.storage.bucket_settings import LIFECYCLE, Settings
+from s3api.storage.bucket_settings import LIFECYCLE, Settings, SettingsReader
 
 T = TypeVar("T")
 _LOCK_NAME: Final = "s3-lifecycle.lock"
@@ -94,6 +94,7 @@ class Expiring:
     def __init__(self, store: ObjectStore, day_s: int) -> None:
         """`day_s`: seconds that a day of the rules lasts."""
         self._store = store
+        self._reader = SettingsReader(store)
         self._day_s = day_s
         self._limiter = trio.CapacityLimiter(1)
 
@@ -167,7 +168,7 @@ class Expiring:
             after, version = page.following, page.following_version
 
     async def _settings(self, bucket: bytes) -> Settings:
-        return Settings(await self._step(partial(self._store.buckets.get_settings, bucket)))
+        return await self._step(partial(self._reader.of, bucket))
 
     def _doomed(self, rules: Rules, found: Iterable[_Found]) -> list[Doomed]:
         now = datetime.now(UTC)

@@ -11,6 +11,7 @@ import msgspec
 
 from kvfs.meta.engine import Transaction
 from kvfs.objects import buckets, lookup
+from kvfs.objects.lookup import Bucket
 from kvfs.objects.store_cache import NOW, Wanted
 
 if TYPE_CHECKING:
@@ -40,11 +41,13 @@ class Settings:
     and must not be changed."""
 
     __slots__ = (
-        *("_raw", "_values", "has_acl", "has_lock", "has_policy", "owner", "ownership"),
-        "versioning",
+        *("_raw", "_values", "bucket", "has_acl", "has_lock", "has_policy", "owner"),
+        *("ownership", "versioning"),
     )
 
-    def __init__(self, raw: Mapping[str, bytes]) -> None:
+    def __init__(self, bucket: Bucket, raw: Mapping[str, bytes]) -> None:
+        self.bucket = bucket
+        """Which it is, and of what kind."""
         self._raw = raw
         self._values: dict[str, Any] = {}
         self.owner: str = self.get(OWNER) or ""
@@ -94,9 +97,10 @@ class SettingsReader:
         """Returns the settings, for `StoreCache.look`."""
 
         def read(t: Transaction) -> Settings:
-            raw = buckets.settings(t, lookup.find_bucket(t, bucket))
+            found = lookup.find_bucket(t, bucket)
+            raw = buckets.settings(t, found)
             if LOGGING in raw:
                 self.logged()
-            return Settings(raw)
+            return Settings(found, raw)
 
-        return Wanted(bucket, read)
+        return bucket, read

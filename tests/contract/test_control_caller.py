@@ -50,11 +50,40 @@ def serving(path: Path, talk: Callable[[], Awaitable[None]]) -> None:
     trio.run(main)
 
 
-async def ask(caller: control.ControlClient, *arguments: Any) -> Any:
+async def in_a_thread(caller: control.ControlClient, *arguments: Any) -> Any:
     return await trio.to_thread.run_sync(caller.call, *arguments)
 
 
-def test_one_connection_serves_many_requests(path: Path) -> None:
+async def in_the_loop(caller: control.ControlClient, *arguments: Any) -> Any:
+    async def watch() -> None:
+        while True:
+            await trio.sleep(0.01)
+            caller.expire()
+
+    answer: list[Any] = []
+    failed: list[Unavailable | NotFound] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        try:
+            answer.append(await caller.ask(*arguments))
+        except (Unavailable, NotFound) as error:
+            failed.append(error)
+        nursery.cancel_scope.cancel()
+    if failed:
+        raise failed[0]
+    return answer[0]
+
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture(params=[in_a_thread, in_the_loop])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    way: Ask = request.param
+    return way
+
+
+def test_one_connection_serves_many_requests(path: Path, ask: Ask) -> None:
     caller = control.ControlClient(path)
 
     async def talk() -> None:
@@ -72,7 +101,7 @@ def test_one_connection_serves_many_requests(path: Path) -> None:
     serving(path, talk)
 
 
-def test_a_restart_of_the_node_goes_unnoticed(path: Path) -> None:
+def test_a_restart_of_the_node_goes_unnoticed(path: Path, ask: Ask) -> None:
     caller = control.ControlClient(path)
 
     async def talk() -> None:
@@ -86,7 +115,7 @@ def test_a_restart_of_the_node_goes_unnoticed(path: Path) -> None:
     caller.close()
 
 
-def test_an_answer_that_comes_too_late_is_never_taken_for_another(path: Path) -> None:
+def test_an_answer_that_comes_too_late_is_never_taken_for_another(path: Path, ask: Ask) -> None:
     caller = control.ControlClient(path)
 
     async def talk() -> None:
@@ -125,7 +154,7 @@ def test_threads_do_not_mix_their_answers(path: Path) -> None:
 
 
 def test_the_child_of_a_fork_does_not_use_its_parents_connection(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = control.ControlClient(path)
 
@@ -142,7 +171,7 @@ def test_the_child_of_a_fork_does_not_use_its_parents_connection(
 ANSWER = b'{"result":{}}\n'
 
 
-def asks(path: Path, end: Callable[[socket.socket], object]) -> list[object]:
+def asks(path: Path, ask: Ask, end: Callable[[socket.socket], object]) -> list[object]:
     """What becomes of three requests to a node that answers the first one, and then ends that
     connection so; over the next one it answers everything."""
     with socket.socket(socket.AF_UNIX) as listener:
@@ -165,7 +194,7 @@ def asks(path: Path, end: Callable[[socket.socket], object]) -> list[object]:
         outcomes: list[object] = []
         for _ in range(3):
             try:
-                outcomes.append(caller.call("count"))
+                outcomes.append(trio.run(ask, caller, "count"))
             except Unavailable as error:
                 outcomes.append(type(error))
         caller.close()
@@ -173,11 +202,11 @@ def asks(path: Path, end: Callable[[socket.socket], object]) -> list[object]:
         return outcomes
 
 
-def test_what_the_node_may_have_done_is_not_asked_again(path: Path) -> None:
-    assert asks(path, lambda peer: peer.recv(1000)) == [{}, Unavailable, {}]
+def test_what_the_node_may_have_done_is_not_asked_again(path: Path, ask: Ask) -> None:
+    assert asks(path, ask, lambda peer: peer.recv(1000)) == [{}, Unavailable, {}]
 
 
-def test_what_the_node_did_not_read_is_asked_again(path: Path) -> None:
-    assert asks(path, lambda _peer: None) == [{}, {}, {}]
+def test_what_the_node_did_not_read_is_asked_again(path: Path, ask: Ask) -> None:
+    assert asks(path, ask, lambda _peer: None) == [{}, {}, {}]
     path.unlink()
-    assert asks(path, lambda peer: peer.recv(3)) == [{}, {}, {}]
+    assert asks(path, ask, lambda peer: peer.recv(3)) == [{}, {}, {}]

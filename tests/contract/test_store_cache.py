@@ -105,8 +105,8 @@ def test_a_request_reads_in_one_transaction_and_is_told_nothing_older_than_itsel
     opened: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remembered = StoreCache(opened)
-    wanted = [Wanted(each, lambda t, each=each: (each, t.get(each))) for each in NAMES[:3]]
-    refused = Wanted(b"refused", lambda _: 1 // 0)
+    wanted: list[Wanted] = [(each, lambda t, each=each: (each, t.get(each))) for each in NAMES[:3]]
+    refused: Wanted = (b"refused", lambda _: 1 // 0)
     transactions = 0
     read = opened.read
 

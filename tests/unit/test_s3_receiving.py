@@ -123,7 +123,7 @@ async def receive(body: "Trickle | Pieces", fd: int, hashing: Any = None) -> Dig
         fields={},
         verified=None,
         operation="PutObject",
-        head=SimpleNamespace(content_length=body.remaining),
+        head=SimpleNamespace(content_length=body.remaining, chunked=False),
         body=body,
         store=SimpleNamespace(written=lambda *_: None),
         service=SimpleNamespace(buffers=BufferPool(), hashing=hashing or Hashing()),

@@ -19,8 +19,9 @@ def acl_of_new(call: Call) -> dict[str, str]:
     """Returns the form in which owner and ACL of a new object are kept: the writer owns it and may
     give it an ACL, unless the bucket's owner owns all. Raises S3Error."""
     owned = call.settings.ownership
-    acl.check_object(call.params, owned)
-    if not ownership.has_acls(owned):
+    if owned == ownership.BUCKET_OWNER_ENFORCED:
+        if acl.are_named(call.params):
+            acl.check_object(call.params, owned)
         return {}
     bucket_owner = authorization.owner_of(call.owner)
     owner = authorization.owner_of(call.caller.name or call.owner)

@@ -18,7 +18,7 @@ from kvfs.http.api import BadChunk, Response
 from kvfs.objects.object_info import Facts
 from s3api.auth import post_policy
 from s3api.auth.post_policy import Bounds
-from s3api.http.body_receiver import told_as_s3
+from s3api.http.body_receiver import FAILURES, told_as_s3
 from s3api.http.request_context import Call
 from s3api.http.s3_errors import DECLARATION, Headers, S3Error
 from s3api.model.addressing import KEY_LIMIT_BYTES
@@ -111,11 +111,12 @@ class _Upload:
             yield self._view[self._start : close]
 
     async def _receive(self) -> None:
-        with told_as_s3():
-            try:
-                count = await self._call.body.receive_into(self._view[self._end :])
-            except BadChunk:
-                raise S3Error("MalformedPOSTRequest") from None
+        try:
+            count = await self._call.body.receive_into(self._view[self._end :])
+        except BadChunk:
+            raise S3Error("MalformedPOSTRequest") from None
+        except FAILURES as error:
+            raise told_as_s3(error) from None
         if not count:
             raise S3Error("MalformedPOSTRequest")
         self._end += count

@@ -17,7 +17,7 @@ from s3api.operations.object.object_version import expiration
 from s3api.operations.object.retention import lock_of_new
 from s3api.rules import tagging
 from s3api.rules.checksums import Digests
-from s3api.rules.conditions import Conditions, check_write
+from s3api.rules.conditions import NONE, Conditions, check_write, conditions_of
 
 PUT_LIMIT_BYTES: Final = 5 << 30
 
@@ -34,20 +34,16 @@ async def put_object(call: Call) -> Response:
         raise S3Error("MissingContentLength")
     if size is not None and size > PUT_LIMIT_BYTES:
         raise S3Error("EntityTooLarge")
-    conditions = Conditions.of(call.params)
+    check = check_of(conditions_of(call.params))
     draft = await _begin(call, size or 0)
     try:
         digests = await receiver.into(draft)
         said |= checksum_attributes(digests)
         call.look_again()  # whether versions are kept counts as it is when the object is put
+        versioning = call.settings.versioning
         facts = await call.committing(
             lambda later: call.store.commit(
-                draft,
-                digests.etag,
-                said,
-                versioning=call.settings.versioning,
-                check=check_of(conditions),
-                later=later,
+                draft, digests.etag, said, versioning=versioning, check=check, later=later
             ),
             waits=draft.durable or call.store.is_shared,
         )
@@ -60,7 +56,7 @@ async def put_object(call: Call) -> Response:
 
 async def _begin(call: Call, size: int) -> ObjectDraft:
     """Begins the draft, at once if possible: a change of thread costs more than a small body."""
-    draft = call.store.begin_now(call.raw_bucket, call.raw_key, size)
+    draft = call.store.begin_now(call.settings.bucket, call.key.encode(), size)
     if draft is None:
         return await call.blocking(lambda: call.store.begin(call.raw_bucket, call.raw_key, size))
     return draft
@@ -69,7 +65,7 @@ async def _begin(call: Call, size: int) -> ObjectDraft:
 def check_of(conditions: Conditions) -> Check:
     """Returns the check of a put: `anything` without conditions, since the present object need not
     be read then."""
-    if not conditions:
+    if conditions is NONE or not conditions:
         return anything
     return lambda found: check_write(conditions, found and target(found))
 
@@ -82,7 +78,8 @@ def said_of_new(call: Call) -> dict[str, str]:
 
 def tags_of_new(call: Call) -> dict[str, str]:
     """Returns the form in which the tags in a request's header are kept. Raises S3Error."""
-    tags = tagging.parse_header(call.params.get("Tagging") or "")
+    named = call.params.get("Tagging")
+    tags = tagging.parse_header(named) if named else {}
     return {"tagging": tagging.encode(tags)} if tags else {}
 
 

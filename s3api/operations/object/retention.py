@@ -18,12 +18,18 @@ from s3api.storage.bucket_settings import OBJECT_LOCK
 
 HELD: Final = "ON"
 NOT_HELD: Final = "OFF"
+_LOCKS: Final = frozenset(
+    ("ObjectLockMode", "ObjectLockRetainUntilDate", "ObjectLockLegalHoldStatus")
+)
 
 
 def lock_of_new(call: Call) -> dict[str, str]:
     """Returns the form in which the lock of a new version is kept: the request's, else the bucket's
     default. Raises S3Error."""
-    lock = object_lock.new_lock(call.params, call.settings.get(OBJECT_LOCK), call.now)
+    settings = call.settings
+    if not settings.has_lock and _LOCKS.isdisjoint(call.params):
+        return {}
+    lock = object_lock.new_lock(call.params, settings.get(OBJECT_LOCK), call.now)
     return lock_attributes(lock)
 
 

@@ -231,8 +231,14 @@ def _groups_first(grants: Iterable[Grant]) -> tuple[Grant, ...]:
     return tuple(sorted(grants, key=lambda each: each.group is None))
 
 
+def are_named(params: Mapping[str, Any]) -> bool:
+    """Whether the parameters of a request name an ACL or grants."""
+    return "ACL" in params or not _HEADERS.keys().isdisjoint(params)
+
+
 def _has_grants(params: Mapping[str, Any]) -> bool:
-    return any(params.get(member) for member in _HEADERS)
+    named = _HEADERS.keys() & params.keys()
+    return bool(named) and any(params[member] for member in named)
 
 
 def _grantees(header: str) -> Iterable[tuple[str, str]]:
