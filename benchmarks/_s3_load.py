@@ -18,11 +18,13 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks._processes import Task, TaskFailed, together
 from benchmarks._s3_http import Connection
+from benchmarks._s3_signing import SKEW_S
 from benchmarks._s3_systems import Server
 from benchmarks._systems import processor_s
 
 CONNECTIONS: Final = 8
 _WRK_THREADS: Final = 2
+_SIGNED_TIMES: Final = 20
 _WRK_GRACE_S: Final = 60.0
 _SAMPLE_EVERY_S: Final = 0.1
 _KEYS_A_PAGE: Final = 1000
@@ -35,9 +37,11 @@ function setup(thread)
 end
 function init(arguments)
   for line in io.lines(arguments[1]) do
-    local target, range = line:match("^(%S+) ?(%S*)$")
-    local headers = {}
-    if range ~= "" then headers["Range"] = range end
+    local target, headers = nil, {}
+    for field in line:gmatch("[^\t]+") do
+      local name, value = field:match("^([^:/]+): (.*)$")
+      if name then headers[name] = value else target = field end
+    end
     requests[#requests + 1] = wrk.format("GET", target, headers)
   end
   turn = first * 7
@@ -85,12 +89,23 @@ def get(
     *,
     connections: int = CONNECTIONS,
     ranges: Sequence[str] = ("",),
+    anew: bool = False,
 ) -> Got:
     """GETs of these keys, and of each of these ranges, over and over; each brings `size` bytes.
-    Raises TaskFailed where one is refused, or brings less, or the time brings nothing.
-    """
-    targets = [server.target("GET", key) for key in keys]
-    lines = [f"{target} {each}".rstrip() for target in targets for each in ranges]
+    `anew`: signed in the header, for each key at several times, so that no request is the same as
+    one of the thousands before it; else by one presigned URL for each key.
+
+    Raises TaskFailed where one is refused, or brings less, or the time brings nothing."""
+    if anew:
+        now = time.time()
+        times = [now - SKEW_S * number / _SIGNED_TIMES for number in range(_SIGNED_TIMES)]
+        lines = [server.signed_line("GET", key, each) for each in times for key in keys]
+    else:
+        lines = [
+            f"{target}\tRange: {each}" if each else target
+            for target in (server.target("GET", key) for key in keys)
+            for each in ranges
+        ]
     before = processor_s(server.processes())
     told = _wrk(server, lines, seconds, connections)
     used = processor_s(server.processes()) - before

@@ -3,7 +3,6 @@
 import os
 import statistics
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
@@ -20,17 +19,12 @@ from benchmarks._request_rows import (
     processor_s,
 )
 from benchmarks._s3_http import Connection
+from benchmarks._s3_signing import REGION, SKEW_S, signed_headers
 from benchmarks._systems import System
-from s3api.auth.canonical import canonical_request
 from s3api.auth.presign import presign
-from s3api.auth.signing import ALGORITHM, TERMINATOR, signing_key, string_to_sign
-from s3api.auth.signing_times import basic
-from s3api.auth.verified import Payload
 
 _BODY: Final = os.urandom(4096)
 _VALID_S: Final = 86_400
-_SKEW_S: Final = 600
-_REGION: Final = "us-east-1"
 _MICRO: Final = 1e6
 _clock = time.perf_counter_ns
 
@@ -129,7 +123,7 @@ def _heads(flow: _Flow, system: Measured, connection: Connection, count: int) ->
         ]
     began = time.time()  # a second each: no two signatures are equal
     return [
-        _signed(system, flow.method, key, began - number % _SKEW_S, len(flow.body))
+        _signed(system, flow.method, key, began - number % SKEW_S, len(flow.body))
         for number, key in enumerate(asked)
     ]
 
@@ -141,7 +135,7 @@ def _presigned(system: Measured, method: str, key: str, expires_s: int, length: 
         endpoint,
         f"/cache{key}".encode(),
         *system.keys,
-        region=_REGION,
+        region=REGION,
         now=time.time(),
         expires_s=expires_s,
     )
@@ -149,35 +143,10 @@ def _presigned(system: Measured, method: str, key: str, expires_s: int, length: 
 
 
 def _signed(system: Measured, method: str, key: str, now: float, length: int) -> bytes:
-    """With the headers that botocore sends and signs."""
-    access_key, secret = system.keys
-    path, timestamp = f"/cache{key}", basic(now)
-    headers = {
-        b"amz-sdk-invocation-id": str(uuid.uuid4()).encode(),
-        b"amz-sdk-request": b"attempt=1",
-        b"host": _host(system).removeprefix("Host: ").encode(),
-        b"x-amz-content-sha256": Payload.UNSIGNED.value,
-        b"x-amz-date": timestamp,
-    }
-    if method == "GET":
-        headers[b"x-amz-checksum-mode"] = b"ENABLED"
-    names = sorted(headers)
-    scope = b"/".join((timestamp[:8], _REGION.encode(), b"s3", TERMINATOR))
-    request = canonical_request(
-        method.encode(), path.encode(), b"", names, headers, Payload.UNSIGNED.value
-    )
-    signature = signing_key(secret.encode(), timestamp[:8], _REGION.encode(), b"s3").sign(
-        string_to_sign(timestamp, scope, request)
-    )
-    authorization = b"%b Credential=%b/%b, SignedHeaders=%b, Signature=%b" % (
-        *(ALGORITHM, access_key.encode(), scope, b";".join(names), signature),
-    )
-    lines = [f"{name.decode()}: {value.decode()}" for name, value in headers.items()]
-    lines += (
-        *("Accept-Encoding: identity", "User-Agent: Boto3/1.40 md/Botocore#1.40 ua/2.1"),
-        *(f"Authorization: {authorization.decode()}", f"Content-Length: {length}"),
-    )
-    return _head(method, path, lines)
+    path = f"/cache{key}"
+    headers = signed_headers(system.address, system.keys, method, path, now)
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    return _head(method, path, (*lines, f"Content-Length: {length}"))
 
 
 def _host(system: Measured) -> str:

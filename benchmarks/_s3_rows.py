@@ -138,20 +138,23 @@ def _get_ranges(scale: Scale, large: int) -> Group:
 
 
 def _get_small(scale: Scale) -> Group:
-    size = 4 * _KIB
-    row = _faster(
-        f"GET {_size(size)}, {_s3_load.CONNECTIONS} connections",
-        "requests/s",
-        Target("of_best_peer", 4),
-        BEST_PEER,
+    """By presigned URLs that are used again and again, and signed anew in the header."""
+    size, target = 4 * _KIB, Target("of_best_peer", 4)
+    what = f"GET {_size(size)}, {_s3_load.CONNECTIONS} connections"
+    rows = (
+        _faster(what, "requests/s", target, BEST_PEER),
+        _faster(f"{what}, signed anew", "requests/s", target, BEST_PEER),
     )
     keys = [f"small/{number:032x}.bin" for number in range(scale.names // 10)]
     data = _load.buffer(size)
 
     def measure(server: Server) -> Sequence[float]:
-        return (_s3_load.get(server, keys, size, scale.get_s).requests_per_s,)
+        return [
+            _s3_load.get(server, keys, size, scale.get_s, anew=anew).requests_per_s
+            for anew in (False, True)
+        ]
 
-    return _group((row,), measure, _READS, lambda server: server.store(keys, data))
+    return _group(rows, measure, _READS, lambda server: server.store(keys, data))
 
 
 # --- PUT and DELETE -----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from benchmarks import _wheels
 from benchmarks._guard import Guard
 from benchmarks._interleave import JUICEFS, NGINX, RCLONE, SEAWEEDFS
 from benchmarks._s3_http import Connection, Refused
+from benchmarks._s3_signing import REGION, signed_headers
 from benchmarks._systems import Kvfs, System, Unavailable, format_juicefs, last_line
 from s3api.auth.presign import presign
 
@@ -28,7 +29,6 @@ DURABLE: Final = "kvfs, durable"
 """An object is on the disk when it is answered for."""
 
 _HOST: Final = "127.0.0.1"
-_REGION: Final = "us-east-1"
 _VALID_S: Final = 86_400
 _START_S: Final = 60.0
 _STOP_S: Final = 1.0
@@ -65,7 +65,7 @@ class Server(System):
             self.endpoint,
             path.encode(),
             *self.keys,
-            region=_REGION,
+            region=REGION,
             now=time.time(),
             expires_s=_VALID_S,
             query=query,
@@ -75,6 +75,12 @@ class Server(System):
     def head(self, method: str, key: str, length: int = 0) -> bytes:
         """Of a request that sends `length` bytes."""
         return self.head_of(method, self.target(method, key), f"Content-Length: {length}")
+
+    def signed_line(self, method: str, key: str, now: float) -> str:
+        """A request that is signed in its header: the target, and each header, behind tabs."""
+        path = f"/{self.bucket}/{key}"
+        headers = signed_headers(self.address, self.keys, method, path, now)
+        return "\t".join((path, *(f"{name}: {value}" for name, value in headers.items())))
 
     def head_of(self, method: str, target: str, *headers: str) -> bytes:
         lines = [f"{method} {target} HTTP/1.1", "Host: {}:{}".format(*self.address), *headers]
@@ -95,7 +101,7 @@ class Server(System):
         return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
-            region_name=_REGION,
+            region_name=REGION,
             aws_access_key_id=self.keys.access,
             aws_secret_access_key=self.keys.secret,
             config=Config(s3={"addressing_style": "path"}),
