@@ -83,6 +83,8 @@ class Connection:
         self._inbox = Inbox(stream, service.limits, service.heads, peer)
         self._session = ConnectionState(origin)
         self._began = 0.0
+        self._no_body: RequestBody | None = None
+        """The body of all requests that have none."""
         self.since = self._inbox.since
         """The time when it was accepted (time.monotonic)."""
 
@@ -145,9 +147,13 @@ class Connection:
         self._began = time.monotonic()
         counters = self._service.counters
         counters.requests += 1
-        body = RequestBody(head, self._inbox, self._service.limits)
-        if not body.is_none:
+        if head.content_length or head.chunked or head.expects_continue:
+            body = RequestBody(head, self._inbox, self._service.limits)
             self.stream.restart_pace()
+        elif self._no_body is None:
+            body = self._no_body = RequestBody(head, self._inbox, self._service.limits)
+        else:
+            body = self._no_body
         try:
             return await self._respond(head, body, await self._answer(head, body))
         finally:

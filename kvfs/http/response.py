@@ -77,6 +77,8 @@ class Response(msgspec.Struct):
     head_bytes: int = 0
     """Bytes of the head as sent, set by the server."""
     further: Sequence[Field] = ()
+    lines: bytes = b""
+    """Fields that the handler rendered itself, each with its line end."""
 
 
 def plain_refusal(status: int, reason: str) -> Response:
@@ -118,6 +120,7 @@ def render_head(head: Head | None, response: Response, goes_on: bool) -> bytes:
         _common_fields(int(time.time())),
         headers.rendered if isinstance(headers, Prepared) else render_fields(headers),
         render_fields(further) if further else b"",
+        response.lines,
         b"Content-Length: %d\r\n" % body.length
         if isinstance(body, FileRange) and response.status in _WITH_FILES
         else _length_field(head, response),

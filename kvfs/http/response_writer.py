@@ -18,6 +18,7 @@ from kvfs.http.stream import Stream
 _JOINED_BYTES: Final = 32 << 10  # a smaller body goes out in one call with its head
 _JOINED_FILE_BYTES: Final = 16 << 10  # likewise, of a file
 _COMING_BYTES: Final = 8 << 20
+_WITH_BODY: Final = frozenset((200, 206))
 _joined: Final = memoryview(bytearray(2 * _JOINED_FILE_BYTES))
 
 
@@ -29,7 +30,8 @@ async def send_response(
     Raises ConnectionLost, Stalled, and what a generator raises: a part may have gone then."""
     body = response.body
     piece: bytes | memoryview
-    if body is None or not has_body(head, response):
+    is_plain = head is not None and head.method == "GET" and response.status in _WITH_BODY
+    if body is None or not (is_plain or has_body(head, response)):
         piece = rendered
     elif isinstance(body, bytes) and len(body) <= _JOINED_BYTES:
         piece = rendered + body

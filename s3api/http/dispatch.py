@@ -55,10 +55,11 @@ class Application:
         head.handled = outcome = RequestOutcome(request_id)
         call = None
         try:
-            asked = asked_of(head, self._service.domains)
+            service = self._service
+            asked = asked_of(head, service.domains)
             call = outcome.call = Call(
-                self._service,
-                self._service.store,
+                service,
+                service.store,
                 head,
                 body,
                 asked,
@@ -71,16 +72,20 @@ class Application:
                 datetime.now(UTC),
                 request_id,
             )
-            response = await self._answer(call)
+            if service.freshness.is_needed:
+                await service.freshness.before(call.raw_bucket, call.operation)
+            call.generation = service.store.cache.generation()
+            response = repeat(call) if asked.answered is not None else None
+            if response is None:
+                response = await self._answer(call)
         except Exception as error:  # translated at this one point
             response = self._refusal(head, error, outcome)
         outcome.response, outcome.answered = response, time.monotonic()
-        further = [*response.further, (b"x-amz-request-id", request_id.encode())]
+        response.lines = b"x-amz-request-id: %b\r\n" % request_id.encode()
         if self._service.encrypted and call is not None and response.status < 300:
-            further += _ENCRYPTED.get(call.operation, ())
+            response.further = (*response.further, *_ENCRYPTED.get(call.operation, ()))
         if call is not None and b"origin" in call.fields and call.operation != OPTIONS_OBJECT:
-            further += cors_headers.headers(call)
-        response.further = further
+            response.further = (*response.further, *cors_headers.headers(call))
         return response
 
     def refuse(self, status: int, reason: str) -> Response:
@@ -90,11 +95,6 @@ class Application:
         return _error(error, "", new_request_id())
 
     async def _answer(self, call: Call) -> Response:
-        if self._service.freshness.is_needed:
-            await self._service.freshness.before(call.raw_bucket, call.operation)
-        call.generation = self._service.store.cache.generation()
-        if call.asked.answered is not None and (response := repeat(call)) is not None:
-            return response
         if special := SPECIAL.get(call.operation):
             return await special(call)
         self._authenticate(call)
@@ -102,6 +102,7 @@ class Application:
 
     def _authenticate(self, call: Call) -> None:
         if call.asked.attested is not None and _is_attested(call, call.asked.attested):
+            call.is_again = True
             return
         head = call.head
         host = head.fields.get(b"host", b"").decode("latin-1")

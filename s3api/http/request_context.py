@@ -38,8 +38,10 @@ T = TypeVar("T")
 _OF_CURRENT: Final = frozenset({"GetObject", "HeadObject"})
 """Operations that read an object, the current version unless they name another."""
 _is_bucket_name: Final = functools.lru_cache(1024)(is_bucket_name)
-_PROCESS: Final = secrets.randbits(32)
-_numbers: Final = itertools.count(secrets.randbits(32))
+new_request_id: Final[Callable[[], str]] = map(
+    f"{secrets.randbits(32):08X}{{:08X}}".format, itertools.count(secrets.randbits(31))
+).__next__
+"""Sixteen hexadecimal digits, as S3's: a number of the process, and one of the request."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,8 @@ class Call(msgspec.Struct, eq=False):
     generation: int = NOW
     """The generation of the metadata when the request came: reads for it are as of that or
     newer."""
+    is_again: bool = False
+    """An equal head came before, and was signed."""
     by_acl: bool = False
     """Whether an ACL allowed a part of it that nothing else did."""
     entries: Entries | None = None
@@ -228,9 +232,3 @@ def target(facts: Facts) -> ConditionTarget:
 def moment(time_ns: int) -> datetime:
     """Returns a time of the engine (ns since the epoch) as S3 shows it."""
     return datetime.fromtimestamp(time_ns / 1e9, UTC)
-
-
-def new_request_id() -> str:
-    """Returns sixteen hexadecimal digits, as S3's: a number of the process, and one of the
-    request."""
-    return f"{_PROCESS:08X}{next(_numbers) & 0xFFFFFFFF:08X}"

@@ -59,7 +59,7 @@ async def get_object(call: Call) -> Response:
         os.close(opened.fd)
     else:
         response.body = file_range(opened, chosen)
-        if call.head.memo is not None:
+        if call.is_again:
             remember(call, opened, chosen, response)
     return response
 
