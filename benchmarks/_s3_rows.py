@@ -138,7 +138,7 @@ def _get_ranges(scale: Scale, large: int) -> Group:
 
 
 def _get_small(scale: Scale) -> Group:
-    """By presigned URLs that are used again and again, and signed anew in the header."""
+    """GETs by presigned URLs that are used again and again, and ones signed anew in the header."""
     size, target = 4 * _KIB, Target("of_best_peer", 4)
     what = f"GET {_size(size)}, {_s3_load.CONNECTIONS} connections"
     rows = (

@@ -208,7 +208,7 @@ class ControlClient:
         self._path = path
         self._idle: list[socket.socket] = []
         self._waiting: dict[socket.socket, float] = {}
-        """Those that `ask` waits for, and its deadlines."""
+        """The connections that `ask` waits for, and its deadlines."""
         self._pid = os.getpid()
         self._keeps = True
         self.node_pid = 0

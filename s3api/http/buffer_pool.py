@@ -25,7 +25,7 @@ class BufferPool:
             return memoryview(mmap.mmap(-1, BUFFER_BYTES))
 
     def give_back(self, buffers: Sequence[memoryview]) -> None:
-        """Nobody uses them any more."""
+        """Takes back buffers that nobody uses any more."""
         if len(self._free) < _IDLE_BUFFERS:
             self._free += buffers
 

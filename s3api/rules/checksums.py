@@ -133,7 +133,7 @@ def algorithm(name: str) -> Algorithm:
 
 
 def are_named(fields: Mapping[bytes, bytes]) -> bool:
-    """Whether headers (names in lower case) speak of a checksum: else `wanted` needs none of
+    """Returns whether headers (names in lower case) name a checksum: else `wanted` needs none of
     them."""
     return b"checksum" in b" ".join(fields) or b"x-amz-trailer" in fields
 

@@ -56,7 +56,7 @@ _ATTRIBUTE_NAME_BYTES: Final = 255
 
 
 def are_named(fields: Mapping[bytes, bytes]) -> bool:
-    """Whether headers (names in lower case) say anything that `attributes` takes."""
+    """Returns whether headers (names in lower case) name anything that `attributes` takes."""
     return not _NAMES.isdisjoint(fields) or b"x-amz-meta-" in b" ".join(fields)
 
 

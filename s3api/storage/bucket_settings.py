@@ -47,7 +47,7 @@ class Settings:
 
     def __init__(self, bucket: Bucket, raw: Mapping[str, bytes]) -> None:
         self.bucket = bucket
-        """Which it is, and of what kind."""
+        """The bucket itself, and its kind."""
         self._raw = raw
         self._values: dict[str, Any] = {}
         self.owner: str = self.get(OWNER) or ""

@@ -28,7 +28,7 @@ class Teller:
         self._is_telling = False
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Serves those that wait, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._together.run)
             while True:

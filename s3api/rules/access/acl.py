@@ -232,7 +232,7 @@ def _groups_first(grants: Iterable[Grant]) -> tuple[Grant, ...]:
 
 
 def are_named(params: Mapping[str, Any]) -> bool:
-    """Whether the parameters of a request name an ACL or grants."""
+    """Returns whether the parameters of a request name an ACL or grants."""
     return "ACL" in params or not _HEADERS.keys().isdisjoint(params)
 
 
