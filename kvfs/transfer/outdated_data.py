@@ -39,10 +39,14 @@ class OutdatedData:
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
-        """Drops what is outdated, until cancelled."""
+        """Drops what is outdated, until cancelled; what becomes known later waits for the next
+        start."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     def applied(self, changes: Iterable[Change]) -> None:
         """Takes what others committed: data of a content that was replaced, or of an orphan that

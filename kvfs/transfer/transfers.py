@@ -103,6 +103,10 @@ class Transfers:
             self._nursery = nursery
             nursery.start_soon(self._arrivals.run)
             nursery.start_soon(self.outdated.run)
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     def begin(self, ino: int, inode: Inode) -> Transfer:
         """Begins to bring the data of a published file. Raises Unavailable while the node starts or

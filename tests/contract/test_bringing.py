@@ -20,7 +20,7 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root
 from kvfs.node.tasks.stale_data_gc import Strays
 from kvfs.transfer import arrivals, origins
-from kvfs.transfer.outdated_data import Change
+from kvfs.transfer.outdated_data import Change, OutdatedData
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import cold_copies
 from kvfs.tree.inodes import read_inode
@@ -431,6 +431,44 @@ def test_what_came_of_an_orphan_goes_when_it_is_reaped(tmp_path: Path) -> None:
         assert not list(here.files.quarantined())
 
     on_nodes(tmp_path, 2, test)
+
+
+def test_what_others_commit_while_the_node_stops_ends_nothing(tmp_path: Path) -> None:
+    """The engine is followed until the end; the tasks that act on it have ended by then."""
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(b"data", space=site.durable)
+        await here.transfers.bring(ino)
+        await site.held_by(ino, [1, 2])
+        before = site.engine._current.values
+        there.engine.transact_now(lambda t: _unlink(t, ino))
+        changes = _changes(before, site.engine._current.values)
+        outdated = OutdatedData(here.engine, here.files, here.peer.index, here.volume)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outdated.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        outdated.applied(changes)
+        here.files.stat(ino, 0)  # its record stays too, for the next start
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_a_node_that_stops_says_that_it_brings_nothing(tmp_path: Path) -> None:
+    stopped: list[Site] = []
+
+    async def test(site: Site) -> None:
+        stopped.append(site)
+
+    async def ask() -> None:
+        (here, there) = stopped[0].hosts
+        ino = there.put(b"data", space=stopped[0].durable)
+        with pytest.raises(Unavailable, match="not ready to bring"):
+            here.transfers.begin(ino, here.inode(ino))
+
+    on_nodes(tmp_path, 2, test)
+    trio.run(ask)
 
 
 def test_data_whose_record_was_lost_are_kept(tmp_path: Path) -> None:

@@ -106,7 +106,10 @@ class Copies:
         """Takes the files that others ask it to, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     # ---- asking others
 
