@@ -331,7 +331,7 @@ def test_a_removed_node_commits_no_more(
     assert [key for key, _ in in_redis(url)] == [b"a"]
 
 
-@pytest.mark.parametrize("packed", [[["a", "1"]], {"another": "form"}])
+@pytest.mark.parametrize("packed", [[[b"a", b"1"]], {"another": "form"}])
 def test_an_entry_of_a_later_version_is_refused(
     one: Mirror, url: str, server: RedisServer | RedisCluster, packed: object
 ) -> None:

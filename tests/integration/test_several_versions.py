@@ -37,6 +37,24 @@ def upgrade_now(engine):
     os.kill(os.getpid(), signal.SIGKILL)
 EmbeddedEngine.upgrade_now = upgrade_now
 """
+_KILLED_IN_A_CLUSTER = {
+    "after the first step": """\
+import os, signal
+from kvfs.cluster.membership import Membership
+async def earlier(member, protocol):
+    os.kill(os.getpid(), signal.SIGKILL)
+Membership.earlier = earlier
+""",
+    "after the last step": """\
+import os, signal
+from kvfs.cluster import schema_upgrade
+finish = schema_upgrade.finish
+async def finished(*arguments):
+    await finish(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+schema_upgrade.finish = finished
+""",
+}
 _CLIENT = """\
 import sys
 from kvfs.client import Client
@@ -187,10 +205,13 @@ def test_a_program_of_the_version_before_that_runs_on_delays_the_upgrade(
             node.up()
             assert not node.status()["engine"]["is_upgraded"]
             assert "a program that runs uses them" in node.log
+            shown = kvfs("status", "--store", str(node.store)).stdout
+            assert "the metadata have the form of the version before" in shown
             said("put /models/b")
         node.down()
         node.up()
         assert node.status()["engine"]["is_upgraded"]
+        assert "the version before" not in kvfs("status", "--store", str(node.store)).stdout
         for name in ("a", "b"):
             assert (node.mount / "models" / name).read_bytes() == b"x" * 1000
     finally:
@@ -229,6 +250,27 @@ def test_a_cluster_is_upgraded_node_by_node_and_back_while_it_is_written_to(
             one.up()
         restart(one, ())
         assert (one.mount / "models" / "by-a-former-client").read_bytes() == b"x" * 1000
+
+
+@pytest.mark.parametrize("when", _KILLED_IN_A_CLUSTER)
+def test_a_node_that_is_killed_at_the_end_of_the_upgrade_leaves_it_to_the_next_request(
+    former: tuple[str, ...], when: str, tmp_path: Path
+) -> None:
+    """The others go on meanwhile."""
+    with several(0) as cluster:
+        one, two = cluster.add(inside=former), cluster.add(inside=former)
+        restart(one, ())
+        restart(two, patched(tmp_path / "killed", _KILLED_IN_A_CLUSTER[when]))
+        with writing(one):
+            assert finish_upgrade(two).returncode != 0
+            two.pid = None
+            restart(two, ())
+            done = finish_upgrade(two)
+            assert done.returncode == 0, done.stderr
+            is_done = "already" in done.stdout
+            assert is_done == (when == "after the last step")
+        for each in (one, two):
+            wait_until(lambda each=each: each.status()["engine"]["is_upgraded"], "it is known")
 
 
 def restart(node: Node, inside: tuple[str, ...]) -> None:
