@@ -84,6 +84,11 @@ class Drafts:
         self._session = session
         self._room = room
         self._finisher = finisher
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins with nothing: in the child of a fork the numbers are the parent's, and the lock
+        may be held by a thread that is not there."""
         self._lock = threading.Lock()
         self._numbers: dict[int, deque[int]] = {}
         self._batches: dict[int, int] = {}
@@ -274,9 +279,10 @@ class Drafts:
 
     def give_back(self) -> None:
         """Releases unused numbers; failures are left to the node's next start."""
+        if self._pid != os.getpid():
+            self._begin()
         with self._lock:
-            mine = self._pid == os.getpid()
-            unused = [ino for each in self._numbers.values() for ino in each if mine]
+            unused = [ino for each in self._numbers.values() for ino in each]
             self._numbers.clear()
         if not unused:
             return
@@ -301,9 +307,9 @@ class Drafts:
 
     def _take_number(self, namespace_id: int, lacking: int) -> int:
         """Returns a reserved number. If there is none, at least so many are reserved."""
+        if self._pid != os.getpid():
+            self._begin()
         with self._lock:
-            if self._pid != os.getpid():  # after a fork they are the parent's
-                self._numbers, self._batches, self._pid = {}, {}, os.getpid()
             numbers = self._numbers.setdefault(namespace_id, deque())
             if not numbers:
                 batch = max(lacking, self._batches.get(namespace_id, 1))
@@ -339,6 +345,8 @@ class Drafts:
 
     def _spend_found(self, namespace_id: int, size: int) -> bool:
         """Returns whether so much of the space found free lately was left."""
+        if self._pid != os.getpid():
+            self._begin()
         with self._lock:
             left, until = self._credit.get(namespace_id, (0, 0.0))
             if left < size or time.monotonic() >= until:

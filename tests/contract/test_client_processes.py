@@ -253,6 +253,24 @@ def test_a_small_put_is_one_commit_and_a_closed_client_leaves_no_number_reserved
         session.release(opened)
 
 
+def test_the_child_of_a_fork_puts_though_a_thread_of_the_parent_was_staging(store: Path) -> None:
+    with kvfs.Client(store) as client:
+        client.put("/cache/a", b"1")
+        with client._core._stage._lock:
+            child = os.fork()
+            if not child:
+                signal.alarm(10)
+                try:
+                    client.put("/cache/b", b"2")
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        client.put("/cache/c", b"3")
+        assert client.get_many(["/cache/a", "/cache/b", "/cache/c"]) == [b"1", b"2", b"3"]
+
+
 def test_what_nobody_reads_any_more_goes_with_the_running_node(store: Path) -> None:
     with client_store.running_node(store), kvfs.Client(store) as client:
         client.put("/cache/a", b"1" * 10_000)
