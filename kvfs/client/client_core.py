@@ -15,7 +15,7 @@ from kvfs.base.errors import Invalid, KvfsError, NotSupported
 from kvfs.client.buffers import Buffer, readable, writable
 from kvfs.client.file_drafts import FileDraft, FileDrafts
 from kvfs.client.local_files import Destination, Source, opened_source, written_destination
-from kvfs.client.name_operations import Names
+from kvfs.client.name_operations import NameOperations
 from kvfs.client.reader import OpenedFile, Reader
 from kvfs.client.writer import Writer
 from kvfs.session import byte_transfer, parallel, paths, session
@@ -52,7 +52,7 @@ class Core:
         self._stage = Drafts(opened, room, self._finisher)
         self._drafts = FileDrafts(opened, self._stage)
         self._reader = Reader(opened, self._touches, link)
-        self._names = Names(opened, self._touches, self._finisher, link)
+        self._names = NameOperations(opened, self._touches, self._finisher, link)
 
     def close(self) -> None:
         """See `Client.close`."""
@@ -72,7 +72,7 @@ class Core:
         return self._session
 
     @property
-    def names(self) -> Names:
+    def names(self) -> NameOperations:
         """Raises Invalid when closed."""
         self._require_open()
         return self._names

@@ -35,7 +35,7 @@ class _Following(bytes):
     then."""
 
 
-class Names:
+class NameOperations:
     """The names of one client's store; any thread."""
 
     def __init__(self, session: Session, touches: Touches, finisher: Finisher, link: Link) -> None:

@@ -20,7 +20,7 @@ from kvfs.base.errors import (
     TooLarge,
     Unavailable,
 )
-from kvfs.client.stored_checksums import Sums
+from kvfs.client.stored_checksums import StoredChecksums
 from kvfs.datastore.checksum import CHUNK_BYTES, wrong_in
 from kvfs.meta.records import Flag
 from kvfs.session import parallel
@@ -57,7 +57,7 @@ class Reader:
         self._session = session
         self._touches = touches
         self._opener = FileOpener(session, link)
-        self._sums = Sums(session)
+        self._sums = StoredChecksums(session)
 
     def open(self, path: Parts, found: FoundInode | None = None) -> OpenedFile:
         """Returns a new descriptor of the file, which `found` may give already.
@@ -121,7 +121,7 @@ class Reader:
         return self._each(paths, read, step)
 
     def sums_of(self, opened: OpenedFile) -> bytes | None:
-        """See `Sums.of`."""
+        """See `StoredChecksums.of`."""
         return self._sums.of(opened.found)
 
     def _each(

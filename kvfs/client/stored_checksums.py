@@ -8,7 +8,7 @@ from kvfs.tree.inodes import read_inodes
 from kvfs.tree.published_view import FoundInode
 
 
-class Sums:
+class StoredChecksums:
     """The stored checksums, for one client; any thread."""
 
     def __init__(self, session: Session) -> None:

@@ -20,7 +20,7 @@ LIMIT: Final = 1024
 LIMIT_BYTES: Final = 8 << 20
 
 
-class Soon(Generic[T]):
+class DeferredNotify(Generic[T]):
     """Gathers notices. A thread calls `tell` with all that came within PERIOD_S. Any thread may use
     it; `close` it."""
 

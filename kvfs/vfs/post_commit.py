@@ -30,7 +30,7 @@ from kvfs.session.session import Session, now_ns
 from kvfs.tree import namespaces, notices, tree
 from kvfs.tree.changes import Change
 from kvfs.tree.tree import Removed
-from kvfs.vfs.deferred_notify import Soon
+from kvfs.vfs.deferred_notify import DeferredNotify
 from kvfs.vfs.node_client import Link, Told
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class Finisher:
         self._session = session
         self._link = link
         self._known = Known(session.store.known)
-        self._soon: Soon[Changed] = Soon(self.tell)
+        self._soon: DeferredNotify[Changed] = DeferredNotify(self.tell)
         self._taken: list[bytes] = []
         self.flush: Final = self._soon.flush
         """Tells the node at once of what was put off, freed space among it."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvfs.vfs.deferred_notify import LIMIT, LIMIT_BYTES, Soon
+from kvfs.vfs.deferred_notify import LIMIT, LIMIT_BYTES, DeferredNotify
 
 DEADLINE_S = 30
 
@@ -30,11 +30,11 @@ def told() -> Told:
 
 
 @pytest.fixture
-def soon(told: Told) -> Soon[int]:
-    return Soon(told.tell)
+def soon(told: Told) -> DeferredNotify[int]:
+    return DeferredNotify(told.tell)
 
 
-def test_what_was_added_is_told_by_a_thread(told: Told, soon: Soon[int]) -> None:
+def test_what_was_added_is_told_by_a_thread(told: Told, soon: DeferredNotify[int]) -> None:
     for number in range(20):
         assert soon.add([number], 1) == []
     got: list[int] = []
@@ -46,7 +46,9 @@ def test_what_was_added_is_told_by_a_thread(told: Told, soon: Soon[int]) -> None
     soon.close()
 
 
-def test_much_is_left_to_the_caller_with_all_before_it(told: Told, soon: Soon[int]) -> None:
+def test_much_is_left_to_the_caller_with_all_before_it(
+    told: Told, soon: DeferredNotify[int]
+) -> None:
     got: list[int] = []
     for number in range(LIMIT + 1):
         got += soon.add([number], 0)
@@ -57,7 +59,7 @@ def test_much_is_left_to_the_caller_with_all_before_it(told: Told, soon: Soon[in
     assert soon.add([1], LIMIT_BYTES + 1) == [1]
 
 
-def test_flush_and_close_tell_what_is_left(told: Told, soon: Soon[int]) -> None:
+def test_flush_and_close_tell_what_is_left(told: Told, soon: DeferredNotify[int]) -> None:
     soon.add([1, 2], 0)
     soon.flush()
     assert told.batches.get_nowait() == [1, 2]
@@ -70,7 +72,7 @@ def test_flush_and_close_tell_what_is_left(told: Told, soon: Soon[int]) -> None:
 
 
 def test_a_failure_stops_nothing(
-    told: Told, soon: Soon[int], caplog: pytest.LogCaptureFixture
+    told: Told, soon: DeferredNotify[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     told.failures.append(OSError("it does not answer"))
     soon.add([1], 0)
@@ -85,7 +87,7 @@ def test_a_failure_stops_nothing(
         soon.flush()
 
 
-def test_after_a_fork_the_child_tells_its_own_alone(told: Told, soon: Soon[int]) -> None:
+def test_after_a_fork_the_child_tells_its_own_alone(told: Told, soon: DeferredNotify[int]) -> None:
     soon.add([1], 0)
     child = os.fork()
     if not child:
