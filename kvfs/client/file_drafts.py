@@ -57,7 +57,7 @@ class FileDrafts:
         return list(map(FileDraft, targets, repeat(options), bodies))
 
     def _begin_small(self, check: Callable[[Transaction], list[NewFile]]) -> list[Draft]:
-        files = self._session.read(check)
+        files = self._session.foresee(check)
         space = files[0].parent >> NAMESPACE_SHIFT
         if any(file.parent >> NAMESPACE_SHIFT != space for file in files[1:]):
             return self._stage.begin(check)

@@ -118,6 +118,17 @@ class ReplicaTransactions:
             self.catch_up()
         return process_transactions.ask(engine, fn, self._propose, most_bytes=_MOST_BYTES)
 
+    def foresee(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
+        """Runs `fn` on the replica, as `write` begins; what it raises, it raises of all that was
+        committed before the call. Raises Unavailable too."""
+        try:
+            return engine.read_now(fn)
+        except _OF_THE_ENGINE:
+            raise
+        except KvfsError:  # perhaps not so any more
+            self.catch_up()
+        return engine.read_now(fn)
+
     def is_believed(self) -> bool:
         """Returns whether the node heard the engine of late."""
         return now() - heard_at(self._store.heard) < CACHE_S

@@ -109,6 +109,17 @@ class Session:
         finally:
             self._leave()
 
+    def foresee(self, fn: Callable[[Transaction], T]) -> T:
+        """Runs `fn`, which looks at what a `write` to come will check again, on a read-only view
+        that may be older beside a node of a cluster. Raises as `read`, but for Unreached."""
+        engine = self._enter(write=False)
+        try:
+            if self._mirrored is None:
+                return engine.read_now(fn)
+            return self._mirrored.foresee(engine, fn)
+        finally:
+            self._leave()
+
     @property
     def mirrored(self) -> ReplicaTransactions | None:
         """The metadata replica of a node of a cluster; None: beside a lone node. Raises Busy,
