@@ -21,7 +21,7 @@ _COMMIT: Final = "EmbeddedEngine.commit"
 _REQUESTS: Final = ("FastPath._guarded_dispatch", "FastPath._release_of")
 _RELEASE: Final = "FastPath._defer"
 """What a request for which nobody waits comes to first; the rest of it follows another, or none."""
-_HANDLERS: Final = ("Handlers.", "PlainAnswers.")
+_HANDLERS: Final = ("Handlers.", "PlainAnswers.", "PlainChanges.")
 _POLL_S: Final = 0.002
 _WAIT_S: Final = 20.0
 

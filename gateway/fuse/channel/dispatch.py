@@ -75,6 +75,9 @@ _LOOK_S: Final = 0.25
 _DEFERRED: Final = 32
 """At most this many RELEASEs wait; fewer than the kernel sends without an answer
 (_MAX_BACKGROUND)."""
+_TRUSTED: Final = 16
+"""After a look that found no request the loop waits, without another look, as often as this: one
+caller asks at a time."""
 _MAX_READAHEAD: Final = 8 << 20
 _MAX_BACKGROUND: Final = 64
 log = logging.getLogger(__name__)
@@ -259,15 +262,22 @@ class FastPath:
 
     async def _serve(self) -> None:
         await trio.lowlevel.wait_readable(self._device)
+        trusted = 0
         with Attention(self._device) as attention:
             while (n := self._receive()) >= 0:
                 if n:
                     self._guarded_dispatch(n)
                     if attention.served():
                         await trio.lowlevel.cancel_shielded_checkpoint()
+                    if not trusted or self._deferred:
+                        continue
+                    trusted -= 1
                 elif self._deferred:
                     self._release_one()
-                elif not self._stay(attention):
+                    continue
+                elif self._immediate:
+                    trusted = _TRUSTED
+                if not self._stay(attention):
                     await trio.lowlevel.wait_readable(self._device)
                     attention.woken()
 
