@@ -583,16 +583,19 @@ class Operations:
         inode = _new(mode, uid, gid, now_ns())
         inode.boot = self.node.boot
 
-        def make() -> Handle:
+        shares = self.open_files.shares
+        shares.take(uid)
+        try:
             self.node.local.transact_now(lambda t: tree.add(t, parent, name, ino, inode), True)
             try:
                 fd = self.store.create(ino, 0)
             except BaseException:
                 detach.finish(self.unlink(parent, name))
                 raise
-            return self.open_files.created(ino, inode, fd, flags, uid)
-
-        return self.open_files.make_now(uid, make), ino, inode
+        except BaseException:
+            shares.give(uid)
+            raise
+        return self.open_files.created(ino, inode, fd, flags, uid), ino, inode
 
     async def _add_file(
         self, parent: int, name: bytes, mode: int, flags: int, ino: int, caller: Caller
@@ -675,7 +678,7 @@ class Operations:
             tree.add_unlinked(t, parent, ino, inode)
 
         if self.coherence is None:
-            await self.node.local.transact_unseen(fn)
+            self.node.local.transact_unseen(fn)
         else:
             await self.engine.transact(fn, private=ino)
 

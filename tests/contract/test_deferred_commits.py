@@ -5,12 +5,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from kvfs.base.errors import Exists, NoSpace
 from kvfs.meta import keys, schema
@@ -106,7 +104,7 @@ def begin(engine: EmbeddedEngine) -> None:
 
 
 def put_off(engine: EmbeddedEngine, key: bytes, value: bytes = b"1") -> None:
-    trio.run(partial(engine.transact_unseen, lambda t: t.put(key, value)))
+    engine.transact_unseen(lambda t: t.put(key, value))
 
 
 def contents(engine: EmbeddedEngine) -> dict[bytes, bytes]:
@@ -140,7 +138,7 @@ def test_what_is_put_off_sees_what_was_before(engine: EmbeddedEngine) -> None:
         t.put(b"n", b"%d" % (int(t.get(b"n") or b"0") + 1))
 
     for _ in range(40):  # more than are put off at a time
-        trio.run(engine.transact_unseen, increment)
+        engine.transact_unseen(increment)
     assert engine.first_now(b"n") == b"40"
     assert contents(engine)[b"n"] == b"40"
 

@@ -15,7 +15,7 @@ MOST: Final = {
     "first open": 40,
     "kept descriptor": 13,
     "attributes": 16,
-    "block": 160,
+    "block": 130,
 }
 
 

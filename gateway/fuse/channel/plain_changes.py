@@ -5,7 +5,8 @@ case. As with `plain_answers`, a coroutine for each would cost more than the wor
 wait goes the general way, by `Handlers`, which does the same and more.
 
 Invariants
-- Nothing is changed before it is known that the answer is given here.
+- Nothing is changed before it is known that the answer is given here. Where other connections of
+  the node have to hear of a change (`Neighbour.others`), it is given there.
 - An error of the work itself is the request's: it is raised here as there.
 """
 
@@ -21,7 +22,7 @@ from gateway.fuse.codec.protocol import Op
 from gateway.fuse.operations import Operations
 from kvfs.base.errors import Exists
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
-from kvfs.meta.records import ROOT_INODE, namespace_of
+from kvfs.meta.records import NAMESPACE_SHIFT, ROOT_INODE
 
 _CREATE: Final = protocol.CREATE_IN.size
 _RENAME: Final = protocol.RENAME_IN.size
@@ -54,14 +55,12 @@ class PlainChanges:
         """By opcode."""
         return {Op.CREATE: self.create, Op.FLUSH: self.flush, Op.RENAME: self.rename}
 
-    def _has_neighbours(self) -> bool:
-        beside = self._handlers.beside
-        return beside is not None and bool(beside.others)
-
     def create(self, parent: int, body: memoryview, uid: int, gid: int) -> bytes | None:
-        namespace_id = namespace_of(parent)
-        admission = self._admission
-        if parent == ROOT_INODE or admission.must_wait(namespace_id) or self._has_neighbours():
+        namespace_id = parent >> NAMESPACE_SHIFT
+        admission, beside = self._admission, self._handlers.beside
+        if parent == ROOT_INODE or admission.must_wait(namespace_id):
+            return None
+        if beside is not None and beside.others:
             return None
         ino = self._allocate(namespace_id)
         if not ino or admission.pressed(namespace_id):
@@ -81,7 +80,8 @@ class PlainChanges:
 
     def flush(self, _ino: int, body: memoryview, _uid: int, _gid: int) -> bytes | None:
         handle = self._handle(protocol.FLUSH_IN.unpack_from(body)[0])
-        if self._has_neighbours():
+        beside = self._handlers.beside
+        if beside is not None and beside.others:
             return None
         if handle.writable and not self._publish(handle.file, self._engine):
             return None
@@ -89,7 +89,8 @@ class PlainChanges:
 
     def rename(self, parent: int, body: memoryview, _uid: int, _gid: int) -> bytes | None:
         (target,) = protocol.RENAME_IN.unpack_from(body)
-        if self._has_neighbours():
+        beside = self._handlers.beside
+        if beside is not None and beside.others:
             return None
         old, new, _ = bytes(body[_RENAME:]).split(b"\0", 2)
         return None if self._rename((parent, old), (target, new)) is None else b""
@@ -98,7 +99,9 @@ class PlainChanges:
         """Returns whether it is done: by its handle nothing is locked, and nothing was written that
         is not recorded."""
         fh, _, flags, _ = protocol.RELEASE_IN.unpack_from(body)
-        if flags or not self._release(fh, only_read=self._has_neighbours()):
+        beside = self._handlers.beside
+        is_told = beside is not None and bool(beside.others)
+        if flags or not self._release(fh, only_read=is_told):
             return False
         if ino in self._orphans.held:
             self._orphans.let_go(ino)

@@ -133,7 +133,18 @@ class OpenFile:
 class Handle:
     """One open of a file."""
 
-    __slots__ = ("appends", "creating", "fh", "file", "flags", "readahead", "replaced", "writable")
+    __slots__ = (
+        "appends",
+        "creating",
+        "fh",
+        "file",
+        "flags",
+        "maps",
+        "overwrites",
+        "readahead",
+        "replaced",
+        "writable",
+    )
 
     def __init__(self, fh: int, file: OpenFile, flags: int, writable: bool) -> None:
         self.fh = fh
@@ -144,21 +155,14 @@ class Handle:
         """Whether it has the file's append lease."""
         self.creating = False
         """Whether it made the file."""
+        self.overwrites = writable and flags & _APPENDS != _APPENDS
+        """Whether it can change the file's content: append-only handles cannot, nor map it."""
+        self.maps = flags & os.O_ACCMODE == os.O_RDWR
+        """Whether its content can be changed through a mapping."""
         self.readahead: Readahead | None = None
         """The readahead of a program that reads a file that is still being fetched."""
         self.replaced = False
         """Whether the pages that the kernel keeps of the file are of other content."""
-
-    @property
-    def overwrites(self) -> bool:
-        """Whether it can change content that is there: a handle that may only append cannot, nor
-        map it."""
-        return self.writable and self.flags & _APPENDS != _APPENDS
-
-    @property
-    def maps(self) -> bool:
-        """Whether its file can be changed through a mapping."""
-        return self.flags & os.O_ACCMODE == os.O_RDWR
 
 
 def signature_of(st: os.stat_result) -> tuple[int, int, int]:

@@ -73,7 +73,7 @@ class OpenFiles:
         self._volume = volume
         self._transfers = transfers
         self._missing = missing
-        self._shares = shares
+        self.shares = shares
         self._on_closed = on_closed
         self.publishing = Publishing(volume, transfers, boot)
         self.renewing = Renewing(volume, transfers)
@@ -176,7 +176,7 @@ class OpenFiles:
         if file is None and ino in self._idle:
             file = self._revive(ino, owner)
         elif file is not None and file.owner is None and owner is not None:
-            self._shares.take(owner)
+            self.shares.take(owner)
             file.owner = owner
         if file is not None and ino in self.unrecorded and not file.writers:
             file = await self._recorded(file)
@@ -230,7 +230,7 @@ class OpenFiles:
                 return None
             file = self._revive(ino, owner)
         elif file.owner is None:
-            self._shares.take(owner)
+            self.shares.take(owner)
             file.owner = owner
         return self._add(file, flags, False)
 
@@ -239,13 +239,13 @@ class OpenFiles:
         data file is missing or differs from the record. Raises TooManyOpenFiles, OSError."""
         if inode.mode & 0o170000 != 0o100000:
             return None
-        self._shares.take(owner)
+        self.shares.take(owner)
         file = None
         try:
             file = self._open_whole(ino, inode, flags)
         finally:
             if file is None:
-                self._shares.give(owner)
+                self.shares.give(owner)
         if file is None:
             return None
         file.owner = owner
@@ -304,13 +304,13 @@ class OpenFiles:
     def begin_making(self, ino: int, owner: int) -> None:
         """Begins to make an inode's record and then its data file: until `end_making` its openers
         wait. `owner`: the user among whose open files it counts. Raises TooManyOpenFiles."""
-        self._shares.take(owner)
+        self.shares.take(owner)
         self._making[ino] = []
 
     def end_making(self, ino: int, owner: int) -> None:
         """Notes that the inode has a data file, or will have none."""
         if ino not in self._files:
-            self._shares.give(owner)
+            self.shares.give(owner)
         for each in self._making.pop(ino, ()):
             each.set()
 
@@ -326,16 +326,6 @@ class OpenFiles:
             await trio.to_thread.run_sync(os.ftruncate, file.fd, size)
         else:
             os.ftruncate(file.fd, size)
-
-    def make_now(self, owner: int, make: Callable[[], Handle]) -> Handle:
-        """The handle of a file that is made at once, which counts as the owner's. Raises
-        TooManyOpenFiles, and as `make`."""
-        self._shares.take(owner)
-        try:
-            return make()
-        except BaseException:
-            self._shares.give(owner)
-            raise
 
     def created(self, ino: int, inode: Inode, fd: int, flags: int, owner: int) -> Handle:
         """Returns the first handle of a file just made, whose data file is open at `fd`."""
@@ -354,7 +344,7 @@ class OpenFiles:
 
     def _revive(self, ino: int, owner: int | None) -> OpenFile:
         if owner is not None:
-            self._shares.take(owner)
+            self.shares.take(owner)
         file = self._files[ino] = self._idle.pop(ino)
         file.owner = owner
         self._volume.index.touch(ino)
@@ -400,13 +390,13 @@ class OpenFiles:
         takes descriptors too."""
         if owner is None:
             return await self._open_file(ino, flags, writable)
-        self._shares.take(owner)
+        self.shares.take(owner)
         file = None
         try:
             file = await self._open_file(ino, flags, writable)
         finally:
             if file is None or file.owner is not None:  # somebody else opened it meanwhile
-                self._shares.give(owner)
+                self.shares.give(owner)
             else:
                 file.owner = owner
         return file
@@ -742,7 +732,7 @@ class OpenFiles:
             self._close(file)
             return
         self._idle[file.ino] = file
-        if len(self._idle) > self._shares.idle_most:
+        if len(self._idle) > self.shares.idle_most:
             self._close(self._idle.popitem(last=False)[1])
 
     def _drop(self, file: OpenFile) -> None:
@@ -754,7 +744,7 @@ class OpenFiles:
         else:
             return
         if file.owner is not None:
-            self._shares.give(file.owner)
+            self.shares.give(file.owner)
             file.owner = None
 
     def _close(self, file: OpenFile) -> None:

@@ -62,10 +62,10 @@ class DeferredCommits:
         self.counted = memoryview(self._map).cast("I")
         """The words of the file; the first is the number of commits. Only looked at by others."""
 
-    def holds_after(self, commit: bytes) -> bool:
-        """Returns whether what is counted holds where this commit is the last."""
+    def holds_after(self, packed: bytes) -> bool:
+        """Returns whether what is counted holds where the journal ends at this packed position."""
         count, _, boot, last = _HEADER.unpack_from(self._map)
-        return bool(count) and boot == self._boot and last == commit
+        return bool(count) and boot == self._boot and last == packed[-_COMMIT:]
 
     def all(self) -> Writes:
         """Returns the writes of all that are counted."""

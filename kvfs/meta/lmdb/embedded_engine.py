@@ -236,9 +236,10 @@ class EmbeddedEngine:
         """Runs `fn` and commits; never suspends, so it cannot be cancelled halfway."""
         return self.transact_now(fn)
 
-    async def transact_unseen(self, fn: Callable[[Transaction], T]) -> T:
-        """Like `transact`, for what no other process is to see before this one commits something
-        else: it is put off until then, or until another process commits, and costs no commit."""
+    def transact_unseen(self, fn: Callable[[Transaction], T]) -> T:
+        """Like `transact_now`, for what no other process is to see before this one commits
+        something else: it is put off until then, or until another process commits, and costs no
+        commit."""
         return self.transact_now(fn, True)
 
     def first_now(self, *wanted: bytes) -> bytes | None:
@@ -407,7 +408,7 @@ class EmbeddedEngine:
         transaction writes: nobody else changes the count."""
         deferred = self._deferred
         assert deferred is not None
-        if deferred.holds_after(self._last_commit(raw)):
+        if deferred.holds_after(raw.get(POSITION_KEY, b"", self._main)):
             return True
         deferred.clear()  # a commit wrote it, or a power cut ended it
         self.unseen = None
