@@ -5,7 +5,7 @@
 | a kill before the first close | the list of unpublished files | the file goes |
 | a kill while a file was open for writing | the list of unsealed files | the size is taken anew |
 | a kill between unlink and drop, or in an eviction | the list of orphans | it is dropped wholly |
-| a kill while an object was put | the list of reserved numbers | an orphan, see above |
+| a kill while a file was put | the list of reserved numbers | with data: an orphan |
 | a power cut: data that were not synced | the list of unsealed files, their boot | the file goes |
 | a power cut between a seal and its sync | the list of unsealed files | it is sealed anew |
 | a power cut: the engine is back at its checkpoint, not the disk | comparing all | see below |
@@ -120,9 +120,15 @@ class Recovery:
             await trio.lowlevel.checkpoint()
 
     async def _abandon_reserved(self, inos: list[int]) -> None:
-        """Abandons reserved numbers. The processes that reserved them are dead, or learn of it when
-        they use one."""
-        await self._engine.transact(lambda t: reserved_inodes.abandon(t, inos, self._now))
+        """Releases reserved numbers, and abandons those that have a data file. The processes that
+        reserved them are dead, or learn of it when they use one."""
+        made = [ino for ino in inos if self._has_data(ino)]
+
+        def fn(t: Transaction) -> None:
+            reserved_inodes.abandon(t, made, self._now)
+            reserved_inodes.release(t, inos)
+
+        await self._engine.transact(fn)
 
     async def _drop_unpublished(self, inos: list[int]) -> None:
         records = await self._read(inos)
@@ -301,6 +307,13 @@ class Recovery:
             return self._files.stat(ino, inode.version)
         except FileNotFoundError:
             return None
+
+    def _has_data(self, ino: int) -> bool:
+        try:
+            self._files.stat(ino, 0)
+        except FileNotFoundError:
+            return False
+        return True
 
     async def _read(self, inos: list[int]) -> dict[int, Inode | None]:
         found = await self._engine.read(lambda t: read_inodes(t, inos))

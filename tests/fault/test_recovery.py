@@ -11,7 +11,7 @@ import trio
 
 from kvfs.meta import keys
 from kvfs.meta.records import Flag
-from kvfs.tree import lifecycle
+from kvfs.tree import lifecycle, reserved_inodes
 from tests.contract.small_node import SmallNode, small_node
 from tests.fault.victim import (
     OTHER_BOOT,
@@ -240,3 +240,16 @@ def test_a_name_reserved_without_a_record_is_released(node: SmallNode) -> None:
     start_again(node)
     assert list(node.files.scan()) == []
     assert_books_balance(node)
+
+
+def test_only_a_data_file_makes_a_file_of_a_reserved_number(node: SmallNode) -> None:
+    """A process that is killed leaves up to 255 numbers of which it never made a file."""
+    space = node.namespace("cache")
+    ino = node.engine.transact_now(lambda t: reserved_inodes.reserve(t, space, 200))
+    os.close(node.files.create(ino + 3, 0))
+    found = start_again(node)
+    assert (found["unpublished_dropped"], found["orphans_dropped"]) == (1, 1)
+    assert list(node.files.scan()) == []
+    assert node.engine.read_now(lambda t: reserved_inodes.reserved(t, 0, 1)) == []
+    assert_books_balance(node)
+    assert start_again(node) == {}
