@@ -3,7 +3,7 @@ door beside the node stages here.
 
 | step of a put | on disk | in the engine | left by a kill after it, and its repair |
 |---|---|---|---|
-| 1 a small file: one of the numbers taken that were reserved | nothing | `r` | a start |
+| 1 a small file: a number taken that was reserved | nothing | `r` | the node, an hour later |
 | 1 another: record without a name, space reserved | nothing | orphan | see below |
 | 2 data file made | empty file | the same | see below |
 | 3 data written; durable: synced | the data | the same | the same |
@@ -51,6 +51,9 @@ SMALL_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 3
 _MOST_NUMBERS: Final = 256
 """Numbers reserved at a time by a process that needs many: at first one, then sixteen."""
+_NUMBERS_S: Final = 1800.0
+"""Age from which on no number is used: the node releases those that nobody uses for twice as
+long."""
 _CREDIT_BYTES: Final = 4 << 20
 """Most bytes found free at a time, for small files: each process may exceed a limit by this much
 within a second."""
@@ -92,6 +95,8 @@ class Drafts:
         self._lock = threading.Lock()
         self._numbers: dict[int, deque[int]] = {}
         self._batches: dict[int, int] = {}
+        self._until: dict[int, float] = {}
+        """The end of the use of each namespace's numbers."""
         self._credit: dict[int, tuple[int, float]] = {}
         self._pid = os.getpid()
 
@@ -278,7 +283,7 @@ class Drafts:
             pass
 
     def give_back(self) -> None:
-        """Releases unused numbers; failures are left to the node's next start."""
+        """Releases unused numbers; failures are left to the node."""
         if self._pid != os.getpid():
             self._begin()
         with self._lock:
@@ -311,12 +316,18 @@ class Drafts:
             self._begin()
         with self._lock:
             numbers = self._numbers.setdefault(namespace_id, deque())
-            if not numbers:
+            if not numbers or time.monotonic() >= self._until.get(namespace_id, 0.0):
+                old = list(numbers)
+                numbers.clear()
                 batch = max(lacking, self._batches.get(namespace_id, 1))
                 self._batches[namespace_id] = min(16 * batch, _MOST_NUMBERS)
-                first = self._session.write(
-                    lambda t: reserved_inodes.reserve(t, namespace_id, batch)
-                )
+
+                def fn(t: Transaction) -> int:
+                    reserved_inodes.release(t, old)
+                    return reserved_inodes.reserve(t, namespace_id, batch)
+
+                self._until[namespace_id] = time.monotonic() + _NUMBERS_S
+                first = self._session.write(fn)
                 numbers.extend(range(first, first + batch))
             return numbers.popleft()
 

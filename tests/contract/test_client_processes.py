@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -249,6 +250,27 @@ def test_a_small_put_is_one_commit_and_a_closed_client_leaves_no_number_reserved
             client.put("/cache/c", b"3")
             assert len(commits) == 1
         assert opened.read(reserved) == []
+    finally:
+        session.release(opened)
+
+
+def test_numbers_that_the_node_may_release_by_now_are_used_no_more(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = session.acquire(store)
+    try:
+        with kvfs.Client(store) as client:
+            for name in "abc":
+                client.put(f"/cache/{name}", b"1")
+            old = set(opened.read(lambda t: reserved_inodes.reserved(t, 0, 1000)))
+            assert old
+            later = time.monotonic() + 1801
+            monkeypatch.setattr(time, "monotonic", lambda: later)
+            client.put("/cache/d", b"1")
+            now = set(opened.read(lambda t: reserved_inodes.reserved(t, 0, 1000)))
+            assert now
+            assert not now & old
+            assert client.get("/cache/d") == b"1"
     finally:
         session.release(opened)
 

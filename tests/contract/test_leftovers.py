@@ -15,7 +15,7 @@ from kvfs.datastore import file_lease
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import namespace_root
 from kvfs.node.tasks.orphan_gc import Leftovers
-from kvfs.tree import namespaces, tree
+from kvfs.tree import namespaces, reserved_inodes, tree
 from tests.contract.small_node import SmallNode, new_inode, small_node
 
 
@@ -35,8 +35,11 @@ class Dropped:
     def sweep(self, age_ns: int = -60_000_000_000) -> list[int]:
         """Those of at least this age; by default also those that a clock set back makes young."""
         self.dropped.clear()
-        trio.run(self._leftovers.sweep, time.time_ns() - age_ns)
+        trio.run(self.sweep_now, age_ns)
         return self.dropped
+
+    async def sweep_now(self, age_ns: int = -60_000_000_000) -> None:
+        await self._leftovers.sweep(time.time_ns() - age_ns)
 
 
 @pytest.fixture
@@ -121,3 +124,27 @@ def test_an_engine_that_fails_for_a_while_ends_nothing(
 def test_all_of_many_are_found(leftovers: Dropped) -> None:
     inos = [orphan(leftovers.node) for _ in range(600)]
     assert sorted(leftovers.sweep()) == inos
+
+
+def test_numbers_that_a_process_left_reserved_are_released_after_an_hour(
+    leftovers: Dropped,
+) -> None:
+    node = leftovers.node
+    (number, _) = node.engine.read_now(lambda t: namespaces.by_name(t, b"cache"))
+    first = node.engine.transact_now(lambda t: reserved_inodes.reserve(t, number, 600))
+    fd = node.files.create(first + 300, 0)  # somebody has it open
+
+    def reserved() -> list[int]:
+        return node.engine.read_now(lambda t: reserved_inodes.reserved(t, 0, 1000))
+
+    async def main() -> None:
+        await leftovers.sweep_now()
+        await trio.sleep(3000)
+        await leftovers.sweep_now()
+        assert len(reserved()) == 600, "their process may yet make files of them"
+        await trio.sleep(600)
+        await leftovers.sweep_now()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert reserved() == [first + 300]
+    os.close(fd)

@@ -4,6 +4,8 @@ those of clients in other processes that were killed, and those of which the nod
 Invariants
 - An orphan stays while the mount holds it, while any process has its data file open or mapped, and
   for a minute after it became one: a client makes a file's record before its data file.
+- A reserved number without a data file stays for an hour: its process may yet make the file. Each
+  process that ends without giving its numbers back leaves up to 255.
 - In a cluster each node drops its own data files; any node may drop an orphan of which no node has
   data.
 - If the filesystem grants no leases, nobody knows who has a data file open: then everything is left
@@ -15,6 +17,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Protocol
 
 import trio
@@ -32,6 +35,8 @@ from kvfs.tree.inodes import read_inodes
 log = logging.getLogger(__name__)
 _PERIOD_S: Final = 30.0
 _AGE_NS: Final = 60_000_000_000
+_UNUSED_S: Final = 3600.0
+"""Twice as long as a process uses the numbers that it reserved (`kvfs.vfs.stage`)."""
 _BATCH: Final = 256
 
 
@@ -56,6 +61,8 @@ class Leftovers:
         self._files = files
         self._holders = holders
         self._drop_later = drop_later
+        self._unused: dict[int, float] = {}
+        """Reserved numbers without a data file, and when each was found so first."""
 
     async def run(self) -> None:
         """Searches every half minute, until cancelled."""
@@ -76,24 +83,36 @@ class Leftovers:
         await self._abandon(before_ns)
 
     async def _abandon(self, before_ns: int) -> None:
-        """Makes orphans of reserved numbers that have an unused data file."""
-        after = 0
+        """Makes orphans of reserved numbers that have an unused data file, and releases those of
+        which nobody makes a file."""
+        after, now = 0, trio.current_time()
+        unused: dict[int, float] = {}
         while inos := await self._engine.read(
             lambda t, after=after: reserved_inodes.reserved(t, after, _BATCH)  # type: ignore[misc]
         ):
             after = inos[-1]
-            left = [ino for ino in inos if self._is_left(ino, before_ns)]
-            if left:
-                now = time.time_ns()
-                await self._engine.transact(lambda t: reserved_inodes.abandon(t, left, now))  # noqa: B023
+            left: list[int] = []
+            idle: list[int] = []
+            for ino in inos:
+                made = self._made_ns(ino)
+                if made is not None:
+                    if made < before_ns and not self._is_open(ino, 0):
+                        left.append(ino)
+                elif now - (since := self._unused.get(ino, now)) >= _UNUSED_S:
+                    idle.append(ino)
+                else:
+                    unused[ino] = since
+            if left or idle:
+                await self._engine.transact(partial(_release, left, idle, time.time_ns()))
             await trio.lowlevel.checkpoint()
+        self._unused = unused
 
-    def _is_left(self, ino: int, before_ns: int) -> bool:
+    def _made_ns(self, ino: int) -> int | None:
+        """Returns when the data file of a reserved number was made; None: there is none."""
         try:
-            found = self._files.stat(ino, 0)
+            return self._files.stat(ino, 0).st_ctime_ns
         except FileNotFoundError:
-            return False
-        return found.st_ctime_ns < before_ns and not self._is_open(ino, 0)
+            return None
 
     async def drop(self, inos: Iterable[int], before_ns: int) -> None:
         """Drops those of these inodes that became orphans before this time and that nobody uses."""
@@ -120,6 +139,11 @@ class Leftovers:
             return file_lease.is_unused(fd) is not True
         finally:
             os.close(fd)
+
+
+def _release(left: list[int], idle: list[int], now_ns: int, t: Transaction) -> None:
+    reserved_inodes.abandon(t, left, now_ns)
+    reserved_inodes.release(t, idle)
 
 
 def _concerns(t: Transaction, ino: int) -> bool:
