@@ -134,13 +134,18 @@ class ObjectOpener:
         OSError."""
         found = None
         for _ in range(_ATTEMPTS):
-            found = self._found(bucket, key, version, generation)
+            if version:
+                found = self._found(bucket, key, version, generation)
+            else:
+                found = self.current(bucket, key, generation)
             opened = self._open(found)
-            if opened is not None and self._was_overtaken(opened):
+            facts = found if opened is None else opened.facts
+            is_older = facts.data_mtime_ns != facts.inode.mtime_ns  # or its record was copied
+            if opened is not None and is_older and self._was_overtaken(opened):
                 os.close(opened.fd)
             elif opened is not None:
-                if opened.facts.inode is found.inode and opened.facts is not found:
-                    self._cache.replace((bucket, key), found, opened.facts)
+                if facts.inode is found.inode and facts is not found:
+                    self._cache.replace((bucket, key), found, facts)
                 self._touches.add(found.ino)
                 return opened
             generation = NOW
@@ -171,10 +176,10 @@ class ObjectOpener:
 
     def _was_overtaken(self, opened: OpenedObject) -> bool:
         """Returns whether a sealed file was written to between the reads of its record and of its
-        data file. The record says so before the first byte changes; it is read again only if the
-        times differ, as in a store that was copied."""
+        data file, whose times differ, as they do in a store that was copied. The record says so
+        before the first byte changes."""
         facts, inode = opened.facts, opened.facts.inode
-        if not inode.flags & Flag.SEALED or facts.data_mtime_ns == inode.mtime_ns:
+        if not inode.flags & Flag.SEALED:
             return False
         packed = self._session.read(lambda t: t.get(keys.inode(facts.ino)))
         if packed is None:

@@ -101,6 +101,7 @@ def verify_header(
     if timestamp[:8] != credential.date:
         raise _header_malformed("the date of the credential is not that of the request")
     names, signed_headers = _names(fields[b"SignedHeaders"], headers, _header_malformed)
+    payload = headers.get(b"x-amz-content-sha256")
     signed = SignedRequest(
         _HEADER,
         credential,
@@ -110,7 +111,9 @@ def verify_header(
         timestamp,
         signed_at,
         signed_at + MAX_SKEW_S,
-        _header_payload(headers, credential.service, body_sha256),
+        _unnamed_payload(credential.service, body_sha256)
+        if payload is None
+        else b" ".join(payload.split()),
         headers.get(b"x-amz-security-token", b""),
     )
     query = request.query and canonical_query(parameters(request.query))
@@ -273,10 +276,7 @@ def _names(text: bytes, headers: dict[bytes, bytes], malformed: Callable[[str], 
     return names, signed
 
 
-def _header_payload(headers: dict[bytes, bytes], service: bytes, body_sha256: bytes) -> bytes:
-    payload = headers.get(b"x-amz-content-sha256")
-    if payload is not None:
-        return b" ".join(payload.split())
+def _unnamed_payload(service: bytes, body_sha256: bytes) -> bytes:
     if service == b"s3":
         raise S3Error(
             "InvalidRequest", "Missing required header for this request: x-amz-content-sha256"
