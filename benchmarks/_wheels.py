@@ -26,7 +26,9 @@ LOADERS: Final = {
     "safetensors": "safetensors==0.8.0",
 }
 """Of safetensors checkpoints, by the name of the system."""
-_TORCH: Final = Path(__file__).resolve().parent.parent / "tests/integration/requirements-torch.txt"
+_TORCH: Final = (
+    Path(__file__).resolve().parent.parent / "tests/integration/clients/requirements-torch.txt"
+)
 
 
 def command(name: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.environments import mooncake
+from tests.integration.clients.environments import mooncake
 
 
 @pytest.fixture(params=["tcp", "rdma"])

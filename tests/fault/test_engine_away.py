@@ -14,8 +14,8 @@ import pytest
 
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs
+from tests.integration.s3api.server.test_s3_serving import fetch
 from tests.integration.several import members, several
-from tests.integration.test_s3_serving import fetch
 
 
 def test_a_mount_answers_while_its_engine_hangs() -> None:

@@ -20,8 +20,8 @@ from tests.contract.small_node import SmallNode, small_node
 from tests.fault.disks import Disk, disk
 from tests.integration.harness import ROOT, Node, best_mode, kvfs
 from tests.integration.s3 import S3, users_of
+from tests.integration.s3api.server.test_s3_serving import fetch
 from tests.integration.several import several
-from tests.integration.test_s3_serving import fetch
 
 MIB = 1 << 20
 

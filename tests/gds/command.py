@@ -3,7 +3,7 @@
 import os
 import sysconfig
 
-from tests.integration.environments import lmcache
+from tests.integration.clients.environments import lmcache
 from tests.integration.harness import ROOT
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.environments import lmcache
+from tests.integration.clients.environments import lmcache
 from tests.integration.harness import Node, best_mode
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvfs import Client
+from tests.integration.client.test_client import sealed
 from tests.integration.harness import is_mounted, kvfs
-from tests.integration.test_client import sealed
 from tests.nfs import ganesha
 from tests.nfs.door import Door
 from tests.nfs.rpc import ROOT, AuthSys, RpcError

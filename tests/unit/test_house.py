@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PACKAGES: Final = ("cli", "gateway", "gds", "kvfs", "s3api")
 MOST_MODULES: Final = 20
@@ -47,6 +49,13 @@ def test_folders_have_few_modules() -> None:
         f"divide a folder of more than {MOST_MODULES} modules by subject, and remove from "
         "LARGE_FOLDERS what is divided"
     )
+
+
+@pytest.mark.parametrize("suite", ["unit", "contract", "integration"])
+def test_folders_of_tests_have_few_modules(suite: str) -> None:
+    counts = Counter(path.parent for path in (ROOT / "tests" / suite).rglob("*.py"))
+    large = {str(folder): count for folder, count in counts.items() if count > MOST_MODULES}
+    assert large == {}, f"divide a folder of more than {MOST_MODULES} modules by subject"
 
 
 def test_no_module_lies_beside_the_packages_of_kvfs() -> None:

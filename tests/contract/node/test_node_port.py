@@ -1,0 +1,107 @@
+"""The node's port answers the same in its own process and over the control socket."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+
+from kvfs.base.control import ControlServer, NoNode
+from kvfs.base.errors import NoSpace, Unavailable
+from kvfs.meta.records import namespace_root
+from kvfs.node.client_requests import handlers
+from kvfs.node.local_port import LocalPort
+from kvfs.tree.changes import Change
+from kvfs.vfs.control_port import ControlPort, answer
+from kvfs.vfs.port import NodePort, SpaceGrant
+from tests.contract.node.test_requests import Asked
+from tests.contract.small_node import SmallNode, small_node
+
+T = TypeVar("T")
+MIB = 1 << 20
+METHODS = sorted(name for name in vars(NodePort) if not name.startswith("_"))
+
+
+class Threaded:
+    """A port over the control socket, each call in a thread: its server is in this one."""
+
+    def __init__(self, port: ControlPort) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        method = getattr(self._port, name)
+
+        async def call(*arguments: Any) -> Any:
+            return await trio.to_thread.run_sync(lambda: answer(method(*arguments)))
+
+        return call
+
+
+@asynccontextmanager
+async def in_process(asked: Asked) -> AsyncIterator[NodePort]:
+    yield asked.port
+
+
+@asynccontextmanager
+async def by_socket(asked: Asked) -> AsyncIterator[NodePort]:
+    where = asked.node.store.socket
+    where.parent.mkdir(exist_ok=True)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ControlServer(where, handlers(asked.port)).serve)
+        port = ControlPort(where)
+        yield Threaded(port)
+        port.close()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[SmallNode]:
+    with small_node(tmp_path / "store") as node:
+        yield node
+
+
+def test_both_have_the_methods_of_the_port_with_its_parameters() -> None:
+    for kind in (LocalPort, ControlPort):
+        for name in METHODS:
+            meant = inspect.signature(getattr(NodePort, name))
+            assert inspect.signature(getattr(kind, name)) == meant, (kind, name)
+
+
+@pytest.mark.parametrize("way", [in_process, by_socket])
+def test_the_answers_are_the_same(node: SmallNode, way: Callable[[Asked], Any]) -> None:
+    asked = Asked(node)
+    space = node.namespace("cache", capacity=16 * MIB)
+    kept = node.write(space, "kept", bytes(MIB))
+    written, fd = node.make(space, "written")
+    changes = [Change(namespace_root(space), b"\xff", 7)]
+
+    async def main() -> None:
+        async with way(asked) as port:
+            assert await port.room(space, 3 * MIB) == SpaceGrant(1234, 0)
+            with pytest.raises(NoSpace, match="the namespace cache"):
+                await port.room(space, 17 * MIB)
+            await port.changed(changes, [kept], [3, 4])
+            assert (asked.told, asked.dropped) == (changes, [3, 4])
+            asked.failures = [Unavailable("not now")]
+            with pytest.raises(Unavailable, match="not now"):
+                await port.changed(changes)
+            await port.touched([kept], {"evicted": 2})
+            assert asked.port.misses["evicted"] == 2
+            assert await port.bring(kept) == "nowhere"
+            assert await port.bring_span(kept, 0, 0, 1) == "nowhere"
+            assert await port.borrow(kept, 1, 9) == "nowhere"
+            assert [await port.is_written(ino) for ino in (kept, written)] == [False, True]
+            assert await port.seal([]) is True
+
+    asked.keeping(main)
+    node.close(written, fd)
+
+
+def test_without_a_node_the_socket_says_so(tmp_path: Path) -> None:
+    port = ControlPort(tmp_path / "control")
+    with pytest.raises(NoNode):
+        answer(port.is_written(5))
+    assert list(tmp_path.iterdir()) == []
