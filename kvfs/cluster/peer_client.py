@@ -131,8 +131,9 @@ class PeerClient:
                 address, "GET", peer_protocol.data_target(ask), b"", fields
             )
         try:
-            with _in_time(deadline_s, address):
-                await _check(answer, peer.connection)
+            if answer.status != 200:
+                with _in_time(deadline_s, address):
+                    await _check(answer, peer.connection)
             yield _incoming(ask, answer, peer.connection, may_lend=bool(mover))
         finally:
             self._keep(address, peer)
