@@ -392,7 +392,7 @@ class Operations:
 
     def rename_now(self, old: tuple[int, bytes], new: tuple[int, bytes]) -> int | None:
         """Like `rename` without flags, on a lone node; returns None, and does nothing, if it has to
-        wait. Raises as `rename`."""
+        wait. Raises what `rename` raises."""
         now = now_ns()
 
         def move(t: Transaction) -> Removed | lifecycle.Unsettled | None:
@@ -578,7 +578,8 @@ class Operations:
     def make_file(
         self, parent: int, name: bytes, mode: int, flags: int, ino: int, caller: Caller
     ) -> tuple[Handle, int, Inode]:
-        """Make and open a file on a lone node, at once. Raises as `create`, and Exists."""
+        """Makes and opens a file on a lone node, at once. Raises what `create` raises, and
+        Exists."""
         uid, gid, _ = caller
         inode = _new(mode, uid, gid, now_ns())
         inode.boot = self.node.boot

@@ -177,7 +177,7 @@ class Clustered:
         """Returns the engine's part of the node's status."""
         engine = self.engine
         return {
-            "name": f"LMDB, a mirror of {parse(self._url).shown}",
+            "name": f"LMDB, a replica of {parse(self._url).shown}",
             "server": engine.server,
             "position": engine.position,
             "round_trips": engine.round_trips,
@@ -265,7 +265,7 @@ class Clustered:
 
     async def _tell_heard(self) -> None:
         """Tells other processes of the host how new the replica is."""
-        telling = Persistence(log.warning, "how new the mirror is cannot be told")
+        telling = Persistence(log.warning, "how new the metadata replica is cannot be told")
 
         async def tell() -> None:
             heard.tell(self.engine.heard_at)

@@ -78,7 +78,7 @@ class Arrivals:
         return len(self._unheld)
 
     async def run(self) -> None:
-        """Record what came, until cancelled."""
+        """Records what came, until cancelled."""
         holding = Persistence(log.warning, "what came here is not recorded yet")
         while True:
             await self._wake.wait()

@@ -32,7 +32,7 @@ _ROOM_DEADLINE_S: Final = 15.0
 
 
 def answer(call: Coroutine[Any, Any, T]) -> T:
-    """The result of a call that suspends nowhere. Raises what it raises."""
+    """Returns the result of a call that never suspends. Raises what the call raises."""
     try:
         call.send(None)
     except StopIteration as done:
@@ -51,7 +51,7 @@ class ControlPort:
         """Ends the waits of event loops whose deadline has passed."""
 
     def close(self) -> None:
-        """Close the connection to the node; a caller that asks on makes one each time."""
+        """Closes the connection to the node; a later request makes a connection for itself."""
         self._node.close()
 
     @property

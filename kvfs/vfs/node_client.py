@@ -159,7 +159,7 @@ class Link:
 
 
 def _if_any(call: Coroutine[Any, Any, T]) -> T | None:
-    """The node's answer; None: no node runs."""
+    """Returns the node's answer; None if no node runs."""
     try:
         return answer(call)
     except NoNode:

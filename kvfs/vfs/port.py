@@ -53,11 +53,11 @@ class NodePort(Protocol):
         another host, OtherVersion and Unreached for a cache."""
 
     async def bring_span(self, ino: int, version: int, offset: int, length: int) -> State:
-        """As `bring`, of some bytes of one content."""
+        """Like `bring`, for some bytes of one content."""
 
     async def borrow(self, ino: int, size: int, into: int) -> State:
-        """Waits likewise for the first `size` bytes of a data file of another node, which come
-        into the data file of a body that the caller has begun. Raises as `bring`."""
+        """Waits likewise for the first `size` bytes of a data file of another node, which come into
+        the data file of a body that the caller has begun. Raises what `bring` raises."""
 
     async def is_written(self, ino: int) -> bool:
         """Returns whether somebody has the file open for writing on a mount of the node."""
@@ -70,7 +70,7 @@ class ChangedNames(msgspec.Struct):
     """The request `changed`."""
 
     changes: list[Any] = []
-    """As `tree.changes.to_wire` has them."""
+    """The changes in the form of `tree.changes.to_wire`."""
     published: list[int] = []
     dropped: list[int] = []
 

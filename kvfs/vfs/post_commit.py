@@ -177,7 +177,7 @@ class Finisher:
         self._take(told, changed)
 
     def _take(self, told: Told, changed: Sequence[Changed]) -> None:
-        """Step 5 is left to the next change, unless the node has yet to do its part."""
+        """Leaves step 5 to the next change, unless the node has yet to do its part."""
         if told is not Told.KERNEL:
             self._taken += [each.notice for each in changed if each.notice]
 

@@ -199,7 +199,7 @@ FAILURES: Final = (BodyTruncated, BodyStalled, BodyTooLarge, BadChunk)
 
 
 def told_as_s3(error: Exception) -> S3Error:
-    """The error of S3 for one of FAILURES."""
+    """Returns the error of S3 for one of FAILURES."""
     if isinstance(error, BodyTruncated):
         return S3Error("IncompleteBody")
     if isinstance(error, BodyStalled):

@@ -18,7 +18,7 @@ class BufferPool:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """A buffer, to be given back."""
+        """Returns a buffer, to be given back."""
         try:
             return self._free.pop()
         except IndexError:  # asked for before, it could be gone: copies take theirs in threads

@@ -98,7 +98,7 @@ async def _lacking(status: dict[str, Any]) -> str:
         silent_s = status["engine"]["silent_s"]
         return f"the engine does not renew this node's lease ({silent_s:.0f} s without a word)"
     if (refusal := status["engine"].get("mirror_refusal")) is not None:
-        return f"the mirror of the metadata cannot take what other nodes commit ({refusal})"
+        return f"the metadata replica cannot take what other nodes commit ({refusal})"
     mount, s3 = status["mount"], status.get("s3")
     if mount is not None and not await _answers(mount["mountpoint"]):
         return f"the mount at {mount['mountpoint']} does not answer"

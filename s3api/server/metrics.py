@@ -98,7 +98,7 @@ def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Me
     full = int(engine["is_full"])
     yield _gauge("kvfs_engine_full", "Whether the engine's memory is full.", full)
     refused = int(engine["mirror_refusal"] is not None)
-    text = "Whether the mirror's disk refuses what others commit."
+    text = "Whether the disk of the metadata replica refuses what others commit."
     yield _gauge("kvfs_mirror_refused", text, refused)
     yield _gauge("kvfs_engine_silent_seconds", "Since it was heard last.", engine["silent_s"])
     yield _counter("kvfs_engine_requests", "Sent to the engine.", engine["round_trips"])

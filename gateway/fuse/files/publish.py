@@ -135,7 +135,7 @@ class Publishing:
 
     def publish_now(self, file: OpenFile, engine: EmbeddedEngine) -> bool:
         """Like `publish`, on a lone node with this engine. Returns False, and does nothing, for a
-        file that somebody may have mapped, or is publishing. Raises as `publish`."""
+        file that somebody may have mapped, or is publishing. Raises what `publish` raises."""
         if file.armed or file.publishing is not None or file.refused:
             return False
         st = os.fstat(file.fd)

@@ -43,8 +43,8 @@ _decode: Final = msgspec.msgpack.Decoder(list[bytes | None]).decode
 
 
 def commit_of(packed: bytes) -> bytes:
-    """The last commit of a journal that ends at this packed position: its number and digest, which
-    a new base leaves as they are."""
+    """Returns the last commit of a journal that ends at this packed position: its number and
+    digest, which a new base leaves as they are."""
     return packed[-_COMMIT:]
 
 
@@ -78,8 +78,8 @@ class DeferredCommits:
         return writes
 
     def add(self, commit: bytes, writes: Writes) -> bool:
-        """Put off one after this commit; False: there is no room for it. Those that are counted
-        follow the same."""
+        """Puts off the writes of a transaction after this commit; returns False if there is no room
+        for them. Those that are counted follow the same."""
         count = self.counted[0]
         end = _HEADER.unpack_from(self._map)[1] if count else _HEADER.size
         payload = _encode(writes)

@@ -230,8 +230,8 @@ class EmbeddedEngine:
         self,
         fn: Callable[[Transaction], T],
         *,
-        private: int = 0,  # noqa: ARG002 -- a mirror's alone
-        behind: bool = False,  # noqa: ARG002 -- a mirror's alone
+        private: int = 0,  # noqa: ARG002 -- a replica's alone
+        behind: bool = False,  # noqa: ARG002 -- a replica's alone
     ) -> T:
         """Runs `fn` and commits; never suspends, so it cannot be cancelled halfway."""
         return self.transact_now(fn)

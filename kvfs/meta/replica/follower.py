@@ -68,7 +68,7 @@ class Follower:
                 return status == "ok"
         if status == "gap":
             self._unwhole()
-            raise Unavailable("the mirror of the metadata is being read anew: try again")
+            raise Unavailable("the metadata replica is being read anew: try again")
         self.failure = self._lost(status)
         self.heard_at = 0.0
         raise self.failure
@@ -88,7 +88,7 @@ class Follower:
         if self.failure is not None:
             raise Unavailable(str(self.failure))
         if not self.whole.is_set():
-            raise Unavailable("the mirror of the metadata is being read: try again")
+            raise Unavailable("the metadata replica is being read: try again")
 
     def failed(self, error: KvfsError) -> Unavailable:
         """Notes that the engine did not answer in time: others fail at once, until it is heard.
@@ -184,7 +184,7 @@ class Follower:
     def _unwhole(self) -> None:
         """Begins to read the replica anew: the log without its missing part is useless."""
         if self._applier.mark.filled is None:
-            _log.warning("the engine's log does not reach back to this mirror: it is read anew")
+            _log.warning("the engine's log does not reach back to this replica: it is read anew")
         self.whole = trio.Event()
         self.heard_at = 0.0
         self._applier.begin(self._applier.mark.position, self._applier.mark.token)

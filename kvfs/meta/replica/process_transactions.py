@@ -86,6 +86,6 @@ def ask(
 def _run(t: Transaction, fn: Callable[[Transaction], T]) -> tuple[T, Proposal]:
     mark = read_mark(t)
     if mark is None or mark.filled is not None:
-        raise Unavailable("the mirror of the metadata is being read: try again")
+        raise Unavailable("the metadata replica is being read: try again")
     view = View(t, keys.pack_node(mark.node))
     return fn(view), view.proposal()

@@ -50,7 +50,7 @@ def _unpack(packed: bytes) -> ReplicaMark:
     try:
         return _decode(packed)
     except msgspec.DecodeError as error:
-        raise Corrupt(f"the mirror's mark is damaged: {error}") from None
+        raise Corrupt(f"the mark of the metadata replica is damaged: {error}") from None
 
 
 def refuse_mirror(local: "EmbeddedEngine") -> None:
@@ -59,7 +59,7 @@ def refuse_mirror(local: "EmbeddedEngine") -> None:
     mark = local.read_now(read_mark)
     if mark is not None:
         raise Conflict(
-            f"the store's metadata in {local.path} mirror those of the cluster {mark.cluster}:"
+            f"the store's metadata in {local.path} replicate those of the cluster {mark.cluster}:"
             " start the node with --engine, or give it another store"
         )
 
@@ -88,7 +88,7 @@ def check_mirror(local: "EmbeddedEngine", cluster: str, node: int) -> ReplicaMar
         return None
     if mark.cluster != cluster:
         raise Conflict(
-            f"the store's metadata in {local.path} mirror the cluster {mark.cluster}, not"
-            f" {cluster}: give the node another store"
+            f"the store's metadata in {local.path} replicate those of the cluster"
+            f" {mark.cluster}, not {cluster}: give the node another store"
         )
     return mark if mark.node == node else None

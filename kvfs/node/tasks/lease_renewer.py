@@ -61,7 +61,7 @@ class Renewal:
                 self._begun += 1
                 number = self._begun
                 await self._member.renew()
-                # Before the mirror is whole for the first time it tells nothing of nodes.
+                # Before the replica is whole for the first time it tells nothing of nodes.
                 with contextlib.suppress(Unavailable):
                     self._member.roster.read(await self._engine.read(list_nodes))
                 self._done = number
