@@ -1,4 +1,4 @@
-"""The node's port over its control socket. Its calls block the thread and suspend nowhere, so that
+"""The node's port over its control socket. Its calls block the thread and never suspend, so that
 `answer` has their result without an event loop; `changed_in_loop` alone is for one."""
 
 from collections.abc import Coroutine, Mapping, Sequence
@@ -28,7 +28,7 @@ from kvfs.vfs.port import (
 T = TypeVar("T")
 _DEADLINE_S: Final = 10.0
 _ROOM_DEADLINE_S: Final = 15.0
-"""The node itself looks for room for ten seconds."""
+"""Deadline of a request for room: the node itself looks for room for ten seconds."""
 
 
 def answer(call: Coroutine[Any, Any, T]) -> T:
@@ -42,8 +42,8 @@ def answer(call: Coroutine[Any, Any, T]) -> T:
 
 
 class ControlPort:
-    """The node behind one control socket; any thread. All methods raise NoNode where none runs, and
-    Unavailable where it does not answer in time."""
+    """The node behind one control socket; any thread. All methods raise NoNode if none runs, and
+    Unavailable if it does not answer in time."""
 
     def __init__(self, socket: Path) -> None:
         self._node = control.ControlClient(socket)
@@ -56,7 +56,7 @@ class ControlPort:
 
     @property
     def node_pid(self) -> int:
-        """The node's process, once it was asked and where its number is known here; else 0."""
+        """The node's process, once it was asked and if its number is known here; else 0."""
         return self._node.node_pid
 
     async def changed(
@@ -72,7 +72,7 @@ class ControlPort:
         self, changes: Sequence[Change], published: Sequence[int], dropped: Sequence[int]
     ) -> None:
         """Does what `changed` does, and suspends while the node does its part: for an event loop,
-        which calls `expire` now and then. Cancelled: the node is told all the same."""
+        which calls `expire` now and then. When it is cancelled, the node is told all the same."""
         request = ChangedNames(to_wire(changes), list(published), list(dropped))
         method = METHODS[ChangedNames]
         await self._node.ask(method, msgspec.structs.asdict(request), _DEADLINE_S)

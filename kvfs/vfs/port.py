@@ -14,8 +14,8 @@ import msgspec
 from kvfs.tree.changes import Change
 
 State = Literal["here", "coming", "nowhere"]
-"""The state of a file's data: the wanted part can be read here; ask again; nobody else has them, or
-there is nobody to ask."""
+"""The state of a file's data. `here`: the wanted part can be read; `coming`: ask again; `nowhere`:
+nobody else has them, or there is nobody to ask."""
 
 
 class SpaceGrant(msgspec.Struct):
@@ -24,7 +24,7 @@ class SpaceGrant(msgspec.Struct):
     capacity_bytes: int
     """Bytes that the store may hold in all, as the node is set."""
     others_bytes: int = 0
-    """Bytes that usage counts beside, since other nodes have them."""
+    """Bytes that usage counts although other nodes have them."""
 
 
 class NodePort(Protocol):
@@ -36,8 +36,8 @@ class NodePort(Protocol):
         published: Sequence[int] = (),
         dropped: Sequence[int] = (),
     ) -> None:
-        """Returns when every mount's kernel has forgotten these names and the node knows these
-        new files, and what lost its last link under names that no kernel knew (inode numbers)."""
+        """Returns when every mount's kernel has forgotten these names, and the node knows these new
+        files and the inodes that lost their last link under names that no kernel knew."""
 
     async def room(self, namespace_id: int, size: int) -> SpaceGrant:
         """Returns when `size` bytes are free in the namespace. Raises NoSpace, which names what is
@@ -63,7 +63,7 @@ class NodePort(Protocol):
         """Returns whether somebody has the file open for writing on a mount of the node."""
 
     async def seal(self, inos: Sequence[int]) -> bool:
-        """Returns whether each of these files is sealed by now, or in use; False: ask again."""
+        """Returns whether each of these files is sealed by now, or in use; if not, ask again."""
 
 
 class ChangedNames(msgspec.Struct):
@@ -87,7 +87,7 @@ class ReadFiles(msgspec.Struct):
 
     inodes: list[int]
     misses: dict[str, int] = {}
-    """By reason (`policy.miss_reasons`)."""
+    """Number of misses by reason (`policy.miss_reasons`)."""
 
 
 class WantedData(msgspec.Struct):
@@ -97,7 +97,7 @@ class WantedData(msgspec.Struct):
     version: int = 0
     offset: int = 0
     length: int = -1
-    """-1: the whole file, whatever its version is by then."""
+    """Bytes wanted; -1: the whole file, whatever its version is by then."""
 
 
 class BorrowedData(msgspec.Struct):

@@ -92,7 +92,7 @@ class Census(NamedTuple):
     store: Space
     namespaces: dict[int, NamespaceSpace]
     coming: int = 0
-    """Like `NodeSpace` has it."""
+    """Bytes on their way here (`NodeSpace.coming`)."""
     settles: bool = False
     """Whether the node itself keeps files from going, for a while: they come, are not recorded yet,
     or are being sealed."""
@@ -116,8 +116,8 @@ class Census(NamedTuple):
         return Space(own.used + free, own.used)
 
     def attainable(self, namespace_id: int) -> int:
-        """Returns bytes that could be free in the namespace if all cache namespaces were empty, and
-        what others have too were not here."""
+        """Returns the bytes that would be free in the namespace if all cache namespaces were empty,
+        and files that other nodes have too were not here."""
         here = sum(each.here for each in self.namespaces.values() if each.gives_way or each.yields)
         attainable = self.store.free + self.coming + here
         holding = self.namespaces.get(namespace_id)
@@ -179,7 +179,7 @@ class Accounting:
         self._local = local
         self._elsewhere = elsewhere
         self.others = 0
-        """As a client's node told it: `Census.others`."""
+        """`Census.others`, as a client's node told it."""
         self.own_free = 0
         """Bytes that the last census found free in the store's own directory."""
 
@@ -234,7 +234,7 @@ class Accounting:
         return Space(own_capacity + capacity, used)
 
     def _permitted(self, disk_bytes: int) -> int:
-        """Returns bytes of a disk of this size that data files may take, by the setting."""
+        """Returns the bytes of a disk of this size that data files may take, by the setting."""
         return max(0, self._limit.of(disk_bytes) - max(0, self._metadata() - METADATA_BYTES))
 
     @property
@@ -244,8 +244,8 @@ class Accounting:
         return self._permitted(disk.f_blocks * disk.f_frsize) + self._elsewhere()[1]
 
     def _open_files(self, t: Transaction) -> dict[int, list[tuple[int, int]]]:
-        """For each file open for writing, by namespace: its bytes, and those that its record does
-        not say."""
+        """Returns the files open for writing, by namespace: the bytes of each, and those that its
+        record does not say."""
         found: dict[int, list[tuple[int, int]]] = {}
         writers = self._writers()
         for (ino, fd), inode in zip(
@@ -257,8 +257,8 @@ class Accounting:
         return found
 
     def _coming(self, namespace_id: int, sizes: list[int]) -> int:
-        """Returns bytes by which files of these sizes are expected to grow yet. The largest size is
-        forgotten by and by, with each census that does not see it."""
+        """Returns the bytes by which files of these sizes are expected to grow yet. The largest
+        size is forgotten gradually, with each census that does not see it."""
         if not sizes:
             return 0
         usual = max(*sizes, self._usual.get(namespace_id, 0) * 15 // 16)

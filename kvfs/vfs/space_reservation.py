@@ -1,10 +1,10 @@
-"""Whether there is space for what a client is about to write.
+"""The space for what a client is about to write.
 
 Space is reserved in the transaction that makes a file's record, before its first byte: usage counts
 it from then on, in every process. Only the node knows the files that its mount has open for
-writing; so as long as one runs, a client comes no nearer to a limit than half of the headroom that
-the node keeps ahead of its writers, without asking it. Asked, the node evicts, and says what other
-nodes of its cluster have of what usage counts: that takes no space here.
+writing; so as long as one runs, a client that has not asked it stays away from a limit by half of
+the headroom that the node keeps ahead of its writers. When it is asked, the node evicts, and says
+how much of the usage other nodes of its cluster have: that takes no space here.
 """
 
 import time
@@ -20,7 +20,7 @@ from kvfs.vfs.node_client import Link
 from kvfs.vfs.space_accounting import STORE, Accounting, Census, Space
 
 _VALID_S: Final = 10.0
-"""How long a capacity is believed."""
+"""Time for which a capacity is believed."""
 _ATTEMPTS: Final = 5
 
 Sizes = Mapping[int, int]
@@ -28,7 +28,7 @@ Sizes = Mapping[int, int]
 
 
 class ReservationRefused(NamedTuple):
-    """No space may be taken before the node was asked, or at all."""
+    """The refusal of space that may not be taken before the node was asked, or at all."""
 
     wanted: Sizes
     full: str
@@ -49,8 +49,8 @@ class SpaceReservation:
         self._valid_until = 0.0
 
     def refuse(self, t: Transaction, wanted: Sizes, attempt: int) -> ReservationRefused | None:
-        """None: this much may be reserved in this transaction. `attempt` counts from 0; before the
-        next one, `demand` what was refused."""
+        """Returns None if this much may be reserved in this transaction. `attempt` counts from 0;
+        before the next one, `demand` what was refused."""
         if time.monotonic() >= self._valid_until and not attempt:
             return ReservationRefused(wanted, "")
         census = self._accounting.census(t)
@@ -64,7 +64,7 @@ class SpaceReservation:
         return None
 
     def spare(self, t: Transaction, namespace_id: int) -> int:
-        """Returns bytes that a process may look for beyond what it needs now: a quarter of the
+        """Returns the bytes that a process may take beyond what it needs now: a quarter of the
         headroom that is kept free anyway, so that nothing is evicted for them."""
         census = self._accounting.census(t)
         holding = census.namespaces.get(namespace_id)

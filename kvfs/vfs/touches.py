@@ -40,7 +40,7 @@ class Touches:
         """The time when they are told; 0: nothing waits."""
 
     def add(self, ino: int) -> None:
-        """The file was just read. The telling is left to a thread."""
+        """Notes that the file was just read. The telling is left to a thread."""
         if self._known:
             return
         gathered = self._gathered

@@ -134,8 +134,8 @@ class Volume:
         what an orphan is: a file with a name stays.
 
         In a durable namespace it syncs first: else a power cut could undo the rename that made an
-        orphan, and finds its data gone. Cancelled: the rest is found again at the next start.
-        Raises NoSpace, ReadOnly, Unavailable.
+        orphan, and find its data gone. When it is cancelled, the rest is found again at the next
+        start. Raises NoSpace, ReadOnly, Unavailable.
         """
         names = await self.engine.read(lambda t: _nameless(t, doomed))
         if await self.engine.read(lambda t: _any_durable(t, names)):

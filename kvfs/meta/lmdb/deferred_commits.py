@@ -33,7 +33,7 @@ from kvfs.meta.lmdb.journal import Writes
 _NAME: Final = "deferred"
 _SIZE: Final = 16 << 10
 _MOST: Final = 16
-"""Each reader of them looks through all."""
+"""Most commits that are put off at a time: each reader of them looks through all."""
 _COMMIT: Final = 16
 _HEADER: Final = struct.Struct(f"<IIQ{_COMMIT}s")
 """Number of commits, end of the last, boot, the commit that they follow."""
@@ -49,7 +49,7 @@ def commit_of(packed: bytes) -> bytes:
 
 
 class DeferredCommits:
-    """The view of one process. Raises OSError where the file cannot be had."""
+    """The view of one process. Raises OSError if the file cannot be had."""
 
     def __init__(self, directory: Path, boot: int) -> None:
         self._boot = boot & (1 << 64) - 1
@@ -63,7 +63,7 @@ class DeferredCommits:
         """The words of the file; the first is the number of commits. Only looked at by others."""
 
     def holds_after(self, packed: bytes) -> bool:
-        """Returns whether what is counted holds where the journal ends at this packed position."""
+        """Returns whether what is counted holds if the journal ends at this packed position."""
         count, _, boot, last = _HEADER.unpack_from(self._map)
         return bool(count) and boot == self._boot and last == packed[-_COMMIT:]
 
@@ -92,11 +92,11 @@ class DeferredCommits:
         return True
 
     def clear(self) -> None:
-        """They are written, or hold no more."""
+        """Forgets them: they are written, or hold no more."""
         self.counted[0] = 0
 
     def close(self) -> None:
-        """Idempotent. What is counted stays."""
+        """Gives the mapping up; idempotent. What is counted stays."""
         if not self._map.closed:
             self.counted.release()
             self._map.close()
