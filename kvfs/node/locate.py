@@ -124,7 +124,10 @@ class Whereabouts:
     async def run(self) -> None:
         """Does the requested work, until cancelled."""
         async with trio.open_nursery() as self._nursery:
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     async def tell(self, _peer: object, params: Any) -> list[Any]:
         """Answers another node that asks for this node's parts of these (inode, version)."""

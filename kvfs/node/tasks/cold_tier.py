@@ -12,6 +12,7 @@ Invariants
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -113,6 +114,7 @@ class ColdTier:
                     await collecting.attempt(self._collect)
                     await trio.sleep(_PERIOD_S)
             finally:
+                self._away_until = math.inf  # a file that is begun now would find no task
                 self._ending.set()
 
     async def demote(self, wanted: Sequence[Object], deadline_s: float) -> list[Object]:
@@ -250,7 +252,7 @@ class ColdTier:
     def _failed(self, error: KvfsError | OSError) -> None:
         self.counters["cold_failures"] += 1
         if isinstance(error, _AWAY):
-            self._away_until = trio.current_time() + _AWAY_S
+            self._away_until = max(self._away_until, trio.current_time() + _AWAY_S)
         self._complaints.complain(error)
 
     def _key(self, each: Object) -> str:
