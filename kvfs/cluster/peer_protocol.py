@@ -32,7 +32,7 @@ from kvfs.cluster.handshake import Party
 from kvfs.cluster.secrets import Secrets
 
 CHUNK_BYTES: Final = 4 << 20
-"""The unit of requests, transfers and verification, as in `store.checksum`."""
+"""The unit of requests, transfers and verification, as in `kvfs.datastore.checksum`."""
 DIGEST_BYTES: Final = 16
 MOST_CHUNKS: Final = 16
 """Chunks of one answer: their checksums stand in its head."""

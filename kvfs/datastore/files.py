@@ -271,8 +271,8 @@ class DataFiles:
         sync_directory(Path(self.root, f"{ino >> 10 & 0xFFF:03x}"))
 
     def open(self, ino: int, version: int, flags: int) -> int:
-        """Returns a new descriptor of an existing data file. Raises what `beneath.open_file`
-        raises."""
+        """Returns a new descriptor of an existing data file. Raises what
+        `safe_open.open_file` raises."""
         name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
         return open_file(self._directory, name, flags, self._owners)
 

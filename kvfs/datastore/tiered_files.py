@@ -1,4 +1,4 @@
-"""The data files of a store that lie in several places (`store.places`), as if they were in one.
+"""The data files of a store that lie in several places (`places`), as if they were in one.
 
 A data file lies in one place; for a moment, while it is moved, in two, with the same content. The
 store's own directory is searched first, and files found there cost nothing more. Files of

@@ -52,9 +52,9 @@ class Transaction(Protocol):
         """Removes a key, and returns whether it was there."""
 
     def merge(self, key: bytes, operand: bytes, /) -> None:
-        """Changes the value by a rule of the key's class (`merging.merged`). Merges into one key
-        never conflict with each other; so the value read of such a key may have changed when the
-        transaction is committed."""
+        """Changes the value by a rule of the key's class (`merge_operators.merged`). Merges into
+        one key never conflict with each other; so the value read of such a key may have changed
+        when the transaction is committed."""
 
 
 class Engine(Protocol):

@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 class _Propose(msgspec.Struct):
     transaction: str
-    """A transaction packed by `asking.pack`, in base64."""
+    """A transaction packed by `process_transactions.pack`, in base64."""
 
 
 class _Recall(msgspec.Struct):

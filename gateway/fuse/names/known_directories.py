@@ -1,5 +1,6 @@
-"""Directories that the kernel is about to know: each counts as known (`store.known`) before the
-kernel is told of it, so that a process that changes a name in it tells the mount."""
+"""Directories that the kernel is about to know: each counts as known
+(`kvfs.datastore.known_directories`) before the kernel is told of it, so that a process that changes
+a name in it tells the mount."""
 
 import stat
 from collections.abc import Callable, Sequence

@@ -216,7 +216,7 @@ def _part(
 
 def _is_kept(t: Transaction, place: PartBytes, inode: Inode, boot: int) -> bool:
     """Returns whether the bytes of a part in an assembly survived the last power cut, if there was
-    one: for those of another node, that node knows, as with files (`published.is_visible`)."""
+    one: for those of another node, that node knows, as with files (`published_view.is_visible`)."""
     if inode.boot in (0, boot):
         return True
     return bool(t.node) and t.get(keys.unsealed(place.data)) not in (None, t.node)
