@@ -16,7 +16,8 @@ Invariants
 - It is changed under the engine's writer lock alone: so a commit, which gives the lock away, leaves
   what it wrote counted.
 - What is counted holds after one commit, in one boot: any other that did not write it, and any
-  power cut, ends it.
+  power cut, ends it. Only the process that opens the engine alone asks for the boot: those that
+  have it open together are of one, though one in another mount namespace may take it for another.
 - All blocks of the file are allocated: a full disk costs nobody a SIGBUS.
 """
 
@@ -48,11 +49,28 @@ def commit_of(packed: bytes) -> bytes:
     return packed[-_COMMIT:]
 
 
+def end_of_other_boots(directory: Path, boot: int) -> None:
+    """Ends what was put off in another boot. Nobody else may have the engine open. Raises
+    OSError."""
+    path = directory / _NAME
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        header = file.read(_HEADER.size)
+        if len(header) == _HEADER.size and _HEADER.unpack(header)[2] != _unsigned(boot):
+            file.seek(0)
+            file.write(bytes(_LENGTH.size))
+
+
+def _unsigned(boot: int) -> int:
+    return boot & (1 << 64) - 1
+
+
 class DeferredCommits:
     """The view of one process. Raises OSError if the file cannot be had."""
 
     def __init__(self, directory: Path, boot: int) -> None:
-        self._boot = boot & (1 << 64) - 1
+        self._boot = _unsigned(boot)
         fd = os.open(directory / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, _SIZE)
@@ -64,8 +82,8 @@ class DeferredCommits:
 
     def holds_after(self, packed: bytes) -> bool:
         """Returns whether what is counted holds if the journal ends at this packed position."""
-        count, _, boot, last = _HEADER.unpack_from(self._map)
-        return bool(count) and boot == self._boot and last == packed[-_COMMIT:]
+        count, _, _, last = _HEADER.unpack_from(self._map)
+        return bool(count) and last == packed[-_COMMIT:]
 
     def all(self) -> Writes:
         """Returns the writes of all that are counted."""

@@ -24,6 +24,7 @@ import lmdb
 from kvfs.base.errors import Corrupt, Unavailable
 from kvfs.meta.lmdb.boot import boot_of
 from kvfs.meta.lmdb.checkpoints import read_position, rotate
+from kvfs.meta.lmdb.deferred_commits import end_of_other_boots
 from kvfs.meta.lmdb.journal import chained_records, cut_journal, generations
 from kvfs.meta.lmdb.lmdb_errors import translated
 from kvfs.meta.lmdb.lmdb_file import find_damage, read_metas
@@ -107,6 +108,7 @@ class EngineOpener:
             return self._make(recorded), None
         if not state.try_alone():
             return self._open_shared(), None
+        end_of_other_boots(self.path, self.boot)
         if recorded is None or (recorded.boot != self.boot and not recorded.clean):
             why = "the machine went down, or its disk was taken away, while it was open"
         else:

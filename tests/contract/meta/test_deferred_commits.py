@@ -257,6 +257,28 @@ def test_a_power_cut_ends_it(path: Path) -> None:
         engine.close()
 
 
+def test_a_process_of_another_mount_namespace_ends_none(path: Path) -> None:
+    """It may take the running boot for another one: a filesystem without a device, as tmpfs or
+    btrfs, has another mount there."""
+    engine = EmbeddedEngine(path, boot=1)
+    try:
+        begin(engine)
+        put_off(engine, b"l")
+        command = [sys.executable, "-c", CHANGE, str(ROOT), str(path)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        ) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert contents(engine) == {BEFORE: b"1", b"l": b"1"}
+            put_off(engine, b"k", b"mine")
+            seen = other.communicate(b"\n")[0].split()
+        assert seen == [b"None", b"b'mine'"]
+        assert contents(engine) == {BEFORE: b"1", b"l": b"1", b"k": b"theirs"}
+    finally:
+        engine.close()
+
+
 def test_a_close_in_order_loses_none(path: Path) -> None:
     engine = EmbeddedEngine(path)
     begin(engine)
