@@ -95,7 +95,7 @@ class SmallNode:
         ino = self.engine.transact_now(lambda t: namespaces.allocate_inodes(t, namespace_id, 1))
         inode = new_inode(boot=BOOT)
         parent = namespace_root(namespace_id)
-        self.engine.transact_now(lambda t: tree.add(t, parent, name.encode(), ino, inode))
+        self.engine.transact_unseen(lambda t: tree.add(t, parent, name.encode(), ino, inode))
         fd = self.files.create(ino, 0)
         self.holders.opened(ino)
         self.holders.writing(ino, fd)

@@ -22,8 +22,15 @@ from tests.fault.victim import (
 )
 
 STEPS: Final = {
-    "record made, no data file": """
+    "record put off, no data file": """
         node.files.create = die
+        node.make(cache, "young")
+    """,
+    "record committed by another change, no data file": """
+        def commit_and_die(*_):
+            node.namespace("other")
+            die()
+        node.files.create = commit_and_die
         node.make(cache, "young")
     """,
     "data file made, not published": """
