@@ -33,4 +33,5 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
 
 @pytest.mark.parametrize("flow", MOST)
 def test_hot_requests_take_no_more_calls_than_this(node: Measured, flow: str) -> None:
-    assert _request_rows.calls(node, flow) <= MOST[flow]
+    calls = _request_rows.calls(node, flow)
+    assert MOST[flow] / 2 < calls <= MOST[flow], "none at all: handlers that are not counted"
