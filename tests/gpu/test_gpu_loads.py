@@ -18,7 +18,7 @@ from gds.probe.capability import Mode, probe
 from kvfs.base.errors import Corrupt, Invalid, NoSpace, NotSupported
 from tests.contract import client_store
 from tests.gds.checkpoints import Meant, llama, meant, raw, write, write_shards
-from tests.gds.test_loading import EVERY_DTYPE
+from tests.gds.loads.test_loading import EVERY_DTYPE
 
 MIB = 1 << 20
 BLOCK = meant("U8", (16 * MIB,), 1)

@@ -51,7 +51,7 @@ def test_folders_have_few_modules() -> None:
     )
 
 
-@pytest.mark.parametrize("suite", ["unit", "contract", "integration"])
+@pytest.mark.parametrize("suite", ["unit", "contract", "integration", "fault", "gds", "nfs"])
 def test_folders_of_tests_have_few_modules(suite: str) -> None:
     counts = Counter(path.parent for path in (ROOT / "tests" / suite).rglob("*.py"))
     large = {str(folder): count for folder, count in counts.items() if count > MOST_MODULES}

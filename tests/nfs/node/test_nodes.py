@@ -12,8 +12,8 @@ from tests.cluster.waiting import wait_until
 from tests.integration.several import several
 from tests.nfs import ganesha
 from tests.nfs.door import Door
+from tests.nfs.node.test_door import EVERY, Side
 from tests.nfs.status import NfsError
-from tests.nfs.test_door import EVERY, Side
 from tests.nfs.v3_types import SetAttributes
 from tests.nfs.v4_attributes import FSID, MODE, SIZE
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvfs.base.errors import Invalid
 from tests.gds.checkpoints import assert_same, llama, meant, write
-from tests.gds.test_loading import EVERY_DTYPE
+from tests.gds.loads.test_loading import EVERY_DTYPE
 
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
 

@@ -21,8 +21,8 @@ from kvfs.meta.replica.replica_engine import MirrorEngine
 from kvfs.node.tasks.lease_renewer import Renewal
 from tests.cluster.waiting import until
 from tests.contract.redis_servers import RedisServer, ask, killed, on_a_port
+from tests.fault.cluster.test_redis import start_sentinel
 from tests.fault.proxy import proxied
-from tests.fault.test_redis import start_sentinel
 
 PATIENCE_S = 60.0
 KEPT = ("--appendonly", "yes", "--appendfsync", "always")

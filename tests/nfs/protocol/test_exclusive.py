@@ -14,8 +14,8 @@ from tests.integration import s3
 from tests.integration.s3 import S3
 from tests.nfs import ganesha
 from tests.nfs.door import Door, free_port, held_of
+from tests.nfs.node.test_door import ALICE
 from tests.nfs.status import NfsError
-from tests.nfs.test_door import ALICE
 from tests.nfs.v3_types import SERVER, SetAttributes
 from tests.nfs.v4 import Owner
 from tests.nfs.v4_attributes import MODE, TIME_ACCESS_SET, TIME_MODIFY_SET

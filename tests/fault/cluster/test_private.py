@@ -12,7 +12,7 @@ from tests.contract.hosts import NOW, TOP, Host, usage
 from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
 
-VICTIM = Path(__file__).parent / "private_victim.py"
+VICTIM = Path(__file__).parent.parent / "private_victim.py"
 
 
 def test_what_was_closed_before_a_kill_reaches_all(tmp_path: Path, seed: int) -> None:

@@ -16,9 +16,9 @@ from tests.conftest import LONG, SEED
 from tests.nfs import ganesha
 from tests.nfs.door import Door
 from tests.nfs.files import Files, LibNfs, Raw41, library
+from tests.nfs.node.test_door import EVERY, Side
 from tests.nfs.rpc import AuthSys
 from tests.nfs.status import NfsError
-from tests.nfs.test_door import EVERY, Side
 from tests.nfs.v3_types import SERVER, SetAttributes, Time
 from tests.nfs.v4_attributes import (
     MODE,

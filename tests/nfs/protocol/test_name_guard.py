@@ -12,7 +12,7 @@ import pytest
 
 from gateway.nfs import name_guard
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parents[3]
 BEGIN = """
 import ctypes, os, socket, sys
 from gateway.nfs import name_guard

@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 SHORT_S = 0.5
 """A deadline, where the server is not expected to come back."""
 KEPT = ("--appendonly", "yes", "--appendfsync", "always")
-VICTIM = Path(__file__).parent / "mirror_victim.py"
+VICTIM = Path(__file__).parent.parent / "mirror_victim.py"
 
 
 @pytest.fixture

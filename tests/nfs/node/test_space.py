@@ -9,8 +9,8 @@ import pytest
 from tests.cluster.waiting import wait_until
 from tests.nfs import ganesha
 from tests.nfs.door import Door
+from tests.nfs.node.test_door import EVERY, Side
 from tests.nfs.status import NfsError
-from tests.nfs.test_door import EVERY, Side
 from tests.nfs.v4_attributes import (
     QUOTA_AVAIL_HARD,
     QUOTA_USED,

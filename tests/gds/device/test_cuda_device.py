@@ -15,7 +15,7 @@ import pytest
 import gds
 from kvfs.base.errors import KvfsError, NoSpace, NotSupported, Unavailable
 from tests.gds.checkpoints import Meant, assert_same, meant, write
-from tests.gds.test_loading import EVERY_DTYPE
+from tests.gds.loads.test_loading import EVERY_DTYPE
 
 if TYPE_CHECKING:
     import torch

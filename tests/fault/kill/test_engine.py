@@ -17,7 +17,7 @@ from tests.fault import engine_writer
 from tests.fault.disks import Disk, cut, disk
 from tests.fault.engine_writer import COUNT, REBUILD_STEPS, SECOND, STEPS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILESYSTEMS = ("ext4", "xfs")
 
 

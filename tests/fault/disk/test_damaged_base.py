@@ -15,9 +15,9 @@ from tests.conftest import LONG, SEED
 from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
 from tests.fault import engine_writer
+from tests.fault.disk.test_damaged_journal import flip, left, repair
 from tests.fault.engine_writer import COUNT
 from tests.fault.machine import Machine, machine, write
-from tests.fault.test_damaged_journal import flip, left, repair
 from tests.integration.harness import CannotStart, kvfs
 
 _FILES = [f"file-{number}" for number in range(200)]

@@ -13,8 +13,8 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.replica.direct_engine import DirectEngine
 from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
+from tests.fault.cluster.test_mirror import VICTIM, mirroring
 from tests.fault.counters import increment, number
-from tests.fault.test_mirror import VICTIM, mirroring
 
 COMMITS = 7
 SEVERAL_PAGES = 5_000

@@ -16,7 +16,7 @@ import pytest
 
 from kvfs.base.errors import Corrupt, Invalid, KvfsError, NoSpace, NotSupported, Unavailable
 from tests.gds.checkpoints import assert_same, llama, meant, write, write_shards
-from tests.gds.test_loading import EVERY_DTYPE
+from tests.gds.loads.test_loading import EVERY_DTYPE
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from tests.contract.hosts import NOW, TOP, Host
 from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
 
-VICTIM = Path(__file__).parent / "delegated_victim.py"
+VICTIM = Path(__file__).parent.parent / "delegated_victim.py"
 ROUNDS = 3
 
 

@@ -159,7 +159,7 @@ def test_a_start_waits_for_its_engine_until_it_is_told_to_end(tmp_path: Path, nu
     with log.open("wb") as output:
         starting = subprocess.Popen(
             [sys.executable, "-c", *command],
-            cwd=Path(__file__).resolve().parent.parent.parent,
+            cwd=Path(__file__).resolve().parents[3],
             stderr=output,
             stdout=subprocess.DEVNULL,
         )
@@ -186,7 +186,7 @@ def fails_with(number: int, step: Callable[[], object]) -> bool:
 @contextlib.contextmanager
 def closing(path: Path, content: str) -> Iterator["subprocess.Popen[str]"]:
     """A process that has written the file and closes it when it is told to."""
-    command = [sys.executable, str(Path(__file__).with_name("closing.py")), str(path), content]
+    command = [sys.executable, str(Path(__file__).parent.parent / "closing.py"), str(path), content]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
         assert heard(child) == "written"
