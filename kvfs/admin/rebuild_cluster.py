@@ -214,7 +214,7 @@ def _drop_missing(engine: DirectEngine, files: DataFiles) -> int:
         gone = [
             ino
             for ino, inode in zip(inos, inodes, strict=True)
-            if inode is None or not _is_there(files, ino, inode.version)
+            if inode is None or not files.has(ino, inode.version)
         ]
         engine.transact_now(partial(_let_go, inos=gone))
         missing += len(gone)
@@ -230,11 +230,3 @@ def _let_go(t: Transaction, inos: list[int]) -> None:
     t.get_many([key for pair in pairs for key in pair])  # in one round trip
     for ino in inos:
         placements.let_go(t, ino, t.node)
-
-
-def _is_there(files: DataFiles, ino: int, version: int) -> bool:
-    try:
-        files.stat(ino, version)
-    except FileNotFoundError:
-        return False
-    return True

@@ -289,17 +289,21 @@ class DataFiles:
         """Returns the data file's own attributes. FileNotFoundError when there is none."""
         return os.lstat(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
 
+    def has(self, ino: int, version: int) -> bool:
+        """Returns whether there is such a data file."""
+        try:
+            self.stat(ino, version)
+        except FileNotFoundError:
+            return False
+        return True
+
     def is_ours(self, found: os.stat_result) -> bool:
         """Returns whether a file with these attributes is opened as a data file."""
         return stat.S_ISREG(found.st_mode) and found.st_uid in self._owners
 
     def medium(self, ino: int, version: int) -> str:
         """Returns the medium of a data file, as namespaces name it; empty when there is none."""
-        try:
-            self.stat(ino, version)
-        except FileNotFoundError:
-            return ""
-        return "ssd"
+        return "ssd" if self.has(ino, version) else ""
 
     def unlink(self, ino: int, version: int) -> bool:
         """Removes a data file, and returns whether it existed. Its space is free once nobody has it

@@ -57,11 +57,7 @@ class ChunkProvider:
     def has(self, ino: int, version: int) -> bool:
         if self._fetches.arriving(ino, version) is not None:
             return True
-        try:
-            self._files.stat(ino, version)
-        except FileNotFoundError:
-            return False
-        return True
+        return self._files.has(ino, version)
 
     async def offer(self, ask: Ask, peer: int) -> Offer:
         fd = await self._open(ask.ino, ask.version)

@@ -131,7 +131,7 @@ class OutdatedData:
     async def drop(self, names: Sequence[Name]) -> None:
         """Unlinks data files that no record speaks of any more, if they are here; open ones when
         they are closed."""
-        here = [name for name in names if self._is_here(name) and not self._is_open(name)]
+        here = [name for name in names if self._files.has(*name) and not self._is_open(name)]
         for ino, _ in here:
             self._volume.holders.let_go(ino)
 
@@ -142,13 +142,6 @@ class OutdatedData:
         if here:
             await trio.to_thread.run_sync(unlink)
             self._index.remove([name[0] for name in here if self._is_indexed(name)])
-
-    def _is_here(self, name: Name) -> bool:
-        try:
-            self._files.stat(*name)
-        except FileNotFoundError:
-            return False
-        return True
 
     def _is_indexed(self, name: Name) -> bool:
         entry = self._index.get(name[0])

@@ -128,7 +128,7 @@ class Transfers:
         """
         for attempt in range(_ATTEMPTS):
             inode = await self._engine.read(lambda t: read_inode(t, ino))
-            if self._is_here(ino, inode.version):
+            if self._files.has(ino, inode.version):
                 return
             try:
                 await self.begin(ino, inode).whole()
@@ -145,7 +145,7 @@ class Transfers:
         inode = await self._engine.read(lambda t: read_inode(t, ino))
         if inode.version != version:
             raise Conflict(f"{os.fsdecode(inode.name)}: it was written on another node")
-        if not self._is_here(ino, version):
+        if not self._files.has(ino, version):
             await self.begin(ino, inode).span(offset, length)
 
     async def borrow(self, ino: int, size: int, into: int) -> None:
@@ -208,13 +208,6 @@ class Transfers:
         way."""
         transfer = self._coming.get((ino, version))
         return -1.0 if transfer is None else transfer.share
-
-    def _is_here(self, ino: int, version: int) -> bool:
-        try:
-            self._files.stat(ino, version)
-        except FileNotFoundError:
-            return False
-        return True
 
     # ---- the way of one file
 

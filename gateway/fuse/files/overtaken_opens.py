@@ -72,11 +72,7 @@ class OvertakenOpens:
     def _needs_no_data(self, ino: int, inode: Inode) -> bool:
         if not stat.S_ISREG(inode.mode) or inode.size > SMALL_BYTES:
             return True
-        try:
-            self._files.stat(ino, inode.version)
-        except FileNotFoundError:
-            return False
-        return True
+        return self._files.has(ino, inode.version)
 
     async def _bring(self, ino: int, inode: Inode) -> bool:
         """Returns False if the file was replaced meanwhile. Its open reports whatever else keeps

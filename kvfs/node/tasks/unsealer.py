@@ -83,10 +83,4 @@ class Unsealer:
         await self._engine.transact(fn)
 
     def _is_sealed_here(self, ino: int, inode: Inode) -> bool:
-        if not inode.flags & Flag.SEALED:
-            return False
-        try:
-            self._files.stat(ino, inode.version)
-        except FileNotFoundError:
-            return False
-        return True
+        return bool(inode.flags & Flag.SEALED) and self._files.has(ino, inode.version)
