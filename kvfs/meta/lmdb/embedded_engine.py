@@ -38,6 +38,7 @@ from kvfs.meta.lmdb.journal import (
     JournalWriter,
     Position,
     Writes,
+    last_values,
     unpack_position,
 )
 from kvfs.meta.lmdb.lmdb_errors import translated
@@ -418,9 +419,7 @@ class EmbeddedEngine:
         """Writes what was put off, as the first of what a transaction writes; returns how many keys
         and values that is."""
         assert self._deferred is not None
-        pairs = iter(self._deferred.all())
-        for key, value in dict(zip(pairs, pairs, strict=True)).items():
-            assert key is not None
+        for key, value in last_values(self._deferred.all()).items():
             if value is None:
                 raw.delete(key)
             else:
@@ -448,8 +447,7 @@ class EmbeddedEngine:
         commit = commit_of(packed)
         if not self._deferred.add(commit, writes[taken:]):
             return False
-        pairs = iter(writes)
-        self.unseen = commit, {key: value for key, value in zip(pairs, pairs, strict=True) if key}
+        self.unseen = commit, last_values(writes)
         return True
 
     def commit(
@@ -474,9 +472,7 @@ class EmbeddedEngine:
         if before.end >= reserve.until or before.generation != reserve.generation:
             self._keep_reserve(before, handle, writes[taken:])
         if taken:
-            pairs = iter(writes)
-            last = dict(zip(pairs, pairs, strict=True))
-            writes = [each for pair in last.items() for each in pair]
+            writes = [each for pair in last_values(writes).items() for each in pair]
         try:
             position = self._journal.append(before, name, writes)
         except OSError as error:

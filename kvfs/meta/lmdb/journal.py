@@ -57,6 +57,12 @@ Writes = list[bytes | None]
 """Keys and values in turn; None for the value of a deleted key."""
 
 
+def last_values(writes: Writes) -> dict[bytes, bytes | None]:
+    """Returns the last value of each key, in the order of their first writes."""
+    pairs = iter(writes)
+    return {key: value for key, value in zip(pairs, pairs, strict=True) if key is not None}
+
+
 class Record(msgspec.Struct, array_like=True):
     """One commit."""
 

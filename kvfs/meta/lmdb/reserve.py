@@ -27,7 +27,7 @@ import lmdb
 
 from kvfs.base.errors import NoSpace
 from kvfs.meta.lmdb.growth import Growth, growth_of
-from kvfs.meta.lmdb.journal import Position, Writes, journal_path
+from kvfs.meta.lmdb.journal import Position, Writes, journal_path, last_values
 
 _MOST: Final = 16 << 20
 _LEAST: Final = 4 << 20
@@ -138,9 +138,7 @@ class Reserve:
         state without these writes."""
         if self.left == 1:
             return
-        pairs = iter(writes)
-        last = {key: value for key, value in zip(pairs, pairs, strict=True) if key is not None}
-        if not permitted(growth_of(last.items(), before.get), self.left):
+        if not permitted(growth_of(last_values(writes).items(), before.get), self.left):
             raise NoSpace(
                 f"no space for the metadata in {self._directory}: free some space on that"
                 " filesystem"
