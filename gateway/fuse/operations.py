@@ -611,14 +611,9 @@ class Operations:
                 *(parent, name, mode, caller), ino=ino, kind=kind, is_leased=is_leased
             )
         except Exists:
-            if is_reserved or not await self._is_given_way(parent, name):
+            if is_reserved or not await self.engine.read(lambda t: is_given_way(t, parent, name)):
                 raise
         return await self._add(*(parent, name, mode, caller), ino=ino, kind=_OVER)
-
-    async def _is_given_way(self, parent: int, name: bytes) -> bool:
-        if self.coherence is None:
-            return False
-        return await self.engine.read(lambda t: is_given_way(t, parent, name))
 
     async def _make_data_file(
         self, parent: int, name: bytes, ino: int, inode: Inode, flags: int, owner: int

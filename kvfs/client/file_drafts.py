@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from kvfs.base.errors import NoSpace
 from kvfs.datastore.layout import translate
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import NAMESPACE_SHIFT
 from kvfs.session.session import Session
 from kvfs.vfs import stage_records
 from kvfs.vfs.post_commit import Changed
@@ -58,8 +57,7 @@ class FileDrafts:
 
     def _begin_small(self, check: Callable[[Transaction], list[NewFile]]) -> list[Draft]:
         files = self._session.foresee(check)
-        space = files[0].parent >> NAMESPACE_SHIFT
-        if any(file.parent >> NAMESPACE_SHIFT != space for file in files[1:]):
+        if any(file.namespace != files[0].namespace for file in files[1:]):
             return self._stage.begin(check)
         return self._stage.begin_small(files)
 

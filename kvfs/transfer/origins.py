@@ -88,6 +88,7 @@ class FileOrigins:
         `Transfer.span` raises."""
         ino, version = transfer.wanted.ino, transfer.wanted.version
         tried: set[int] = set()
+        failure: KvfsError | None = None
         deadline = trio.current_time() + _WRITTEN_S
         while True:
             found = await self._engine.read(lambda t: _found(t, ino, version))
@@ -110,18 +111,16 @@ class FileOrigins:
                 tried.clear()
                 continue
             except (Unavailable, Corrupt) as error:
-                if await self._is_news(found.nodes, tried):
-                    continue
-                inode = await self._still(ino, inode)
-                sums = await self._from_cold(transfer, inode, durable=found.durable)
-                if sums is not None:
-                    return sums
-                raise _miss(error) if not found.durable else error from error
+                if not await self._is_news(found.nodes, tried):
+                    failure = error
+                    break
         inode = await self._still(ino, inode)  # who let it go may have sent it there meanwhile
         sums = await self._from_cold(transfer, inode, durable=found.durable)
         if sums is not None:
             return sums
-        raise await self._lost(ino, inode, found)
+        if failure is None:
+            raise await self._lost(ino, inode, found)
+        raise failure if found.durable else _miss(failure) from failure
 
     async def _is_news(self, nodes: Sequence[int], tried: set[int]) -> bool:
         """Returns whether one of these nodes has come up, or moved, since its lease was last looked

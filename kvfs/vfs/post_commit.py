@@ -90,6 +90,13 @@ def _news(changed: Sequence[Changed]) -> tuple[list[Change], list[int], list[int
     return changes, published, dropped
 
 
+def _left_orphans(told: Told, changed: Sequence[Changed]) -> list[tuple[int, Inode]]:
+    """Returns the orphans that no node drops, since none runs."""
+    if told is not Told.NOBODY:
+        return []
+    return [orphan for each in changed for orphan in each.orphans]
+
+
 class Finisher:
     """Commits changes of names for one client, and does what follows; any thread."""
 
@@ -162,16 +169,14 @@ class Finisher:
     def tell(self, changed: Sequence[Changed]) -> None:
         """Does `finish` for the result of `put_off`."""
         told = self._link.tell(*_news(changed))
-        orphans = [orphan for each in changed for orphan in each.orphans]
-        if told is Told.NOBODY and orphans:
+        if orphans := _left_orphans(told, changed):
             self.drop(orphans)
         self._take(told, changed)
 
     async def tell_in_loop(self, changed: Sequence[Changed]) -> None:
         """Does what `tell` does, in an event loop (see `Link.tell_in_loop`)."""
         told = await self._link.tell_in_loop(*_news(changed))
-        orphans = [orphan for each in changed for orphan in each.orphans]
-        if told is Told.NOBODY and orphans:
+        if orphans := _left_orphans(told, changed):
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self.drop, orphans)
         self._take(told, changed)
