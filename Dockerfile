@@ -1,5 +1,6 @@
 # A node of KVFS: docker build -t kvfs . ; docker-compose.yml says what a container of it is given.
-FROM python:3.11-slim-bookworm
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE}
 # fuse3 mounts where the container may not; the headers and the compiler build pyfuse3; Ganesha serves NFS.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \

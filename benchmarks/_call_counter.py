@@ -18,10 +18,10 @@ from typing import Any, Final
 
 _DIRECTORY: Final = "BENCH_CALLS"
 _COMMIT: Final = "EmbeddedEngine.commit"
-_REQUESTS: Final = ("FastPath._guarded_dispatch", "FastPath._release_of")
+_REQUESTS: Final = ("FastPath._guarded_dispatch", "FastPath._dispatch", "FastPath._release_of")
 _RELEASE: Final = "FastPath._defer"
 """What a request for which nobody waits comes to first; the rest of it follows another, or none."""
-_HANDLERS: Final = ("Handlers.", "PlainAnswers.", "PlainChanges.")
+_HANDLERS: Final = ("Handlers.", "PlainAnswers.", "PlainChanges.", "ClusterAnswers.")
 _POLL_S: Final = 0.002
 _WAIT_S: Final = 20.0
 

@@ -333,6 +333,14 @@ def timed_copies() -> Iterator[list[Interval]]:
             events.append((begin, end))
             return mark
 
+        def copy(self, to: Any, staged: Any, after: "Sequence[Mark]" = ()) -> "Mark":
+            begin, end = event(), event()
+            begin.record(self._stream)
+            mark = super().copy(to, staged, after)
+            end.record(self._stream)
+            events.append((begin, end))
+            return mark
+
     found: list[Interval] = []
     first = event()
     first.record()

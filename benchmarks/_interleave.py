@@ -26,11 +26,15 @@ RCLONE: Final = "rclone"
 SAFETENSORS: Final = "safetensors"
 FASTSAFETENSORS: Final = "fastsafetensors"
 RUNAI: Final = "runai"
+BEFORE: Final = "before"
+"""Another version of this program."""
 BEST_PEER: Final = "the best peer"
 """The fastest in a round of those that do the same work."""
 
 _PEERS: Final = (SEAWEEDFS, JUICEFS, RCLONE, SAFETENSORS, FASTSAFETENSORS, RUNAI)
 _MEASUREMENT_S: Final = 300.0
+_SILENT_S: Final = 10.0
+"""After which a run says again how far it is."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows measured together. `measure` returns a value per row name, in the row's unit.
+    """Rows measured together. `measure` returns a value per row name, in the row's unit; None where
+    the row says nothing about that system.
 
     `prepare` runs once for each system before any measuring (data sets); `applies` leaves out
     systems that cannot be asked. `rounds` overrides the run's number of rounds where more would say
@@ -94,11 +99,18 @@ class Group:
     """
 
     rows: Sequence[Row]
-    measure: Callable[[System], Mapping[str, float]]
+    measure: Callable[[System], Mapping[str, float | None]]
     prepare: Callable[[System], None] = lambda _system: None
     applies: Callable[[System], bool] = lambda _system: True
     rounds: int | None = None
     weight: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """What all its rows' names have before a colon; where they differ in that, all names."""
+        names = [row.name for row in self.rows]
+        heads = {name.rpartition(": ")[0] for name in names}
+        return min(heads) if len(heads) == 1 and "" not in heads else ", ".join(names)
 
 
 @dataclass
@@ -190,10 +202,10 @@ def run(
     measurement: whoever guards the run ends one that takes longer.
     """
     for position, group in enumerate(groups):
-        say(", ".join(row.name for row in group.rows))
+        say(f"{position + 1} of {len(groups)}: {group.name}")
         left = sum(later.weight for later in groups[position:])
         until = time.monotonic() + max(0.0, deadline - time.monotonic()) * group.weight / left
-        _run_group(group, systems, group.rounds or rounds, until, results, watch)
+        _run_group(group, systems, group.rounds or rounds, until, results, watch, say)
 
 
 def _run_group(
@@ -203,27 +215,40 @@ def _run_group(
     until: float,
     results: Results,
     watch: Callable[[float], None],
+    say: Callable[[str], None],
 ) -> None:
     asked = [system for system in systems if group.applies(system)]
-    began = time.monotonic()
+    said = began = time.monotonic()
     for turn in range(rounds):
         if turn and time.monotonic() + (time.monotonic() - began) / turn > until:
+            say(f"the time is over after {turn} of {rounds} rounds")
             return
         first = turn % max(1, len(asked))
         for system in asked[first:] + asked[:first]:
+            if time.monotonic() - said > _SILENT_S:
+                said = time.monotonic()
+                say(f"round {turn + 1} of {rounds}: {system.name}")
             watch(_MEASUREMENT_S)
-            _measure_once(group, system, results)
+            _measure_once(group, system, results, say)
 
 
-def _measure_once(group: Group, system: System, results: Results) -> None:
+def _measure_once(
+    group: Group, system: System, results: Results, say: Callable[[str], None]
+) -> None:
     try:
         values = group.measure(system)
     except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        say(f"{system.name} failed: {told}")
         for row in group.rows:
-            results.fail(row.name, system.name, f"{type(error).__name__}: {error}")
+            results.fail(row.name, system.name, told)
         return
+    said = [f"{name.rpartition(': ')[2]} {v:,.4g}" for name, v in values.items() if v is not None]
+    say(f"{system.name}: {', '.join(said)}")
     for row in group.rows:
         if row.name in values:
-            results.add(row.name, system.name, values[row.name])
+            value = values[row.name]
+            if value is not None:
+                results.add(row.name, system.name, value)
         else:
             results.fail(row.name, system.name, "not measured")

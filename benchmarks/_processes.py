@@ -57,10 +57,17 @@ def _run(task: Task, number: int, tell_ready: int, go: int, tell_result: int) ->
             os.read(go, 1)
             answer = {"value": work()}
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+            answer = {"error": _told(error)}
         os.write(tell_result, json.dumps([number, answer]).encode() + b"\n")
     finally:
         os._exit(0)
+
+
+def _told(error: Exception) -> str:
+    """What went wrong first: a nursery raises groups."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 def _value(answer: dict[str, Any] | None) -> Any:

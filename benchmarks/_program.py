@@ -131,10 +131,11 @@ def conclude(
     left_out: Mapping[str, str],
     *,
     conditions: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
     **said: object,
 ) -> None:
     """Print what was measured of the systems of these names. `conditions`: beyond those of every
-    benchmark; `said`: what else the JSON object has."""
+    benchmark; `notes`: lines below the table; `said`: what else the JSON object has."""
     report = {
         "benchmark": name,
         "quick": options.quick,
@@ -143,7 +144,7 @@ def conclude(
         "left_out": left_out,
         "rows": _report.as_json(rows, names, results),
     }
-    print(_report.table(rows, names, results))
+    print("\n".join([_report.table(rows, names, results), *notes]))
     for system, error in report["left_out"].items():
         print(f"{system} was left out: {error}")
     for row in report["rows"]:

@@ -23,6 +23,13 @@ def conditions(base: Path) -> dict[str, Any]:
     }
 
 
+def available_bytes() -> int:
+    """Memory that programs may still take."""
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    told = dict(line.split(":", 1) for line in lines)
+    return int(told["MemAvailable"].split()[0]) << 10
+
+
 def filesystem_type(path: Path) -> str:
     """As /proc/self/mountinfo names it."""
     best, kind = Path("/"), "unknown"

@@ -13,12 +13,10 @@ from typing import Final, NamedTuple
 
 from benchmarks import _call_counter
 from benchmarks._call_counter import Counted
-from benchmarks._interleave import Group, Row, Target
+from benchmarks._interleave import BEFORE, Group, Row, Target
 from benchmarks._load import stat_missing
 from benchmarks._systems import Kvfs, System
 
-BEFORE: Final = "before"
-"""The node of the other checkout."""
 _HOST: Final = "127.0.0.1"
 _BLOCK: Final = bytes(4096)
 COUNTED: Final = 200
@@ -36,7 +34,10 @@ _statx_buffer = ctypes.create_string_buffer(256)
 class Measured(Kvfs):
     """A node whose daemon's calls can be counted; of this checkout, or another."""
 
-    def __init__(self, name: str, base: Path, mode: str, checkout: Path | None) -> None:
+    def __init__(
+        self, name: str, base: Path, mode: str, checkout: Path | None, *arguments: str
+    ) -> None:
+        """`arguments`: further ones of `kvfs up`."""
         self.counts = base / "counts"
         port = _free_port()
         self.address = (_HOST, port)
@@ -44,7 +45,7 @@ class Measured(Kvfs):
             name,
             base,
             mode,
-            *("--s3", f"{_HOST}:{port}", "--s3-workers", "1", "--admin", "off"),
+            *("--s3", f"{_HOST}:{port}", "--s3-workers", "1", "--admin", "off", *arguments),
             checkout=checkout,
             environment=_call_counter.environment(self.counts),
             path=self.counts,
@@ -247,10 +248,10 @@ def _unlink_renamed(name: str) -> None:
 
 _BLOCK_REQUESTS: Final = ("create", "flush", "rename")
 _FLOWS: Final = (
-    _Flow("block", _BLOCK_REQUESTS, _put_block, None, os.unlink, 130, 2.1),
+    _Flow("block", _BLOCK_REQUESTS, _put_block, None, os.unlink, 116, 2.1),
     _Flow("absent name", ("lookup",), stat_missing, None, None, None, 0),
-    _Flow("first open", ("open", "release"), _open, _write, os.unlink, 40, 0),
-    _Flow("kept descriptor", ("open",), _open, _write_and_open, os.unlink, 16, 0),
+    _Flow("first open", ("open", "release"), _open, _write, os.unlink, 38, 0),
+    _Flow("kept descriptor", ("open",), _open, _write_and_open, os.unlink, 13, 0),
     _Flow("attributes", ("getattr",), _attributes, _write, os.unlink, None, 0),
     _Flow("rename", ("rename",), _rename, _write, _unlink_renamed, None, 1),
     _Flow("unlink", ("unlink",), os.unlink, _write, None, None, None),

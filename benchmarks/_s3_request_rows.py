@@ -9,9 +9,8 @@ from typing import Final, Literal, NamedTuple
 
 from benchmarks import _call_counter
 from benchmarks._call_counter import Counted
-from benchmarks._interleave import Group, Row
+from benchmarks._interleave import BEFORE, Group, Row
 from benchmarks._request_rows import (
-    BEFORE,
     COUNTED,
     Measured,
     at_most,

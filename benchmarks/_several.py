@@ -5,17 +5,19 @@ JuiceFS on the same server, and what bare processes do.
 import contextlib
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks import _plain
 from benchmarks._guard import Guard
 from benchmarks._interleave import NATIVE
 from benchmarks._systems import Kvfs, System, Unavailable
+from tests.cluster.network import Network
 from tests.fault.proxy import Proxy, proxied
 
 NODES: Final = "kvfs"
@@ -24,19 +26,46 @@ FAR: Final = "kvfs, engine far"
 PROGRAMS: Final = ("redis-server", "valkey-server")
 _START_S: Final = 30.0
 _SEEN_S: Final = 30.0
+_DATA: Final = """
+local found = {}
+for _, name in ipairs(redis.call('KEYS', '*')) do
+  if redis.call('TYPE', name).ok ~= 'stream' then found[#found + 1] = name end
+end
+return table.concat(found, ' ')
+"""
+
+
+class Site(NamedTuple):
+    """Where a process runs: this host, or one in a network namespace of its own."""
+
+    address: str
+    inside: Sequence[str]
+    """What stands before a command that is to run there."""
+    socket: Callable[[], socket.socket]
+    """A TCP socket of that host."""
+
+
+HERE: Final = Site("127.0.0.1", (), socket.socket)
+
+
+def site(network: Network, host: str) -> Site:
+    """A host of a network."""
+    return Site(network.address(host), network.inside(host), lambda: network.socket(host))
 
 
 class Server:
     """A metadata server on a port of this host. Raises Unavailable where none is installed."""
 
-    def __init__(self, directory: Path, guard: Guard) -> None:
+    def __init__(self, directory: Path, guard: Guard, at: Site = HERE) -> None:
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
         if program is None:
             raise Unavailable(f"none of {', '.join(PROGRAMS)} is installed")
         directory.mkdir(parents=True)
         self.name = Path(program).name
         self.port = free_port()
-        command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        self._at = at
+        command = [*at.inside, program, "--port", str(self.port), "--bind", at.address]
+        command += ["--protected-mode", "no", "--save", ""]
         command += ["--appendonly", "yes", "--dir", str(directory)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
         guard.process(process.pid)
@@ -44,7 +73,7 @@ class Server:
         wait_for(self._answers, "the metadata server")
 
     def url(self, database: int) -> str:
-        return f"redis://127.0.0.1:{self.port}/{database}"
+        return f"redis://{self._at.address}:{self.port}/{database}"
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), self.connection() as connection:
@@ -52,8 +81,14 @@ class Server:
         return False
 
     def connection(self) -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.port), 5)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made = self._at.socket()
+        try:
+            made.settimeout(5)
+            made.connect((self._at.address, self.port))
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            made.close()
+            raise
         return made
 
     def round_trip(self, connection: socket.socket) -> float:
@@ -63,6 +98,46 @@ class Server:
         if connection.recv(7) != b"+PONG\r\n":
             raise ConnectionError("the metadata server ended")
         return time.perf_counter() - began
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def traffic(self) -> int:
+        """Bytes that it received and sent so far."""
+        lines = self._ask("INFO", "stats").splitlines()
+        told = dict(line.split(":", 1) for line in lines if ":" in line)
+        return int(told["total_net_input_bytes"]) + int(told["total_net_output_bytes"])
+
+    def commands(self) -> int:
+        """Commands that it ran so far, for whomever."""
+        lines = self._ask("INFO", "commandstats").splitlines()
+        calls = (line.partition("calls=")[2].partition(",")[0] for line in lines)
+        return sum(int(each) for each in calls if each)
+
+    def memory(self) -> int:
+        """Bytes that its data take, without streams, which are bounded."""
+        names = self._ask("EVAL", _DATA, "0").split()
+        return sum(int(self._ask("MEMORY", "USAGE", name, "SAMPLES", "0")) for name in names)
+
+    def _ask(self, *words: str) -> str:
+        request = f"*{len(words)}\r\n" + "".join(f"${len(w)}\r\n{w}\r\n" for w in words)
+        with self.connection() as connection:
+            connection.sendall(request.encode())
+            with connection.makefile("rb") as answer:
+                head = answer.readline().decode().strip()
+                if head[0] != "$":
+                    return head[1:]
+                return answer.read(int(head[1:])).decode()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """It answers nobody meanwhile."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         self._process.terminate()
@@ -149,13 +224,18 @@ class Far(System):
         return self.node.processes()
 
 
-def member(base: Path, name: str, url: str) -> Kvfs:
+def member(
+    base: Path, name: str, url: str, at: Site = HERE, *flags: str, checkout: Path | None = None
+) -> Kvfs:
+    """`checkout`: another one of the project, by which the node runs."""
     return Kvfs(
         f"node {name}",
         base / name,
         "auto",
-        *("--engine", url, "--node-name", name, "--peer", f"127.0.0.1:{free_port()}"),
-        *("--secret-file", str(base / "cluster.key"), "--no-s3"),
+        *("--engine", url, "--node-name", name, "--peer", f"{at.address}:{free_port()}"),
+        *("--secret-file", str(base / "cluster.key"), "--no-s3", *flags),
+        checkout=checkout,
+        inside=at.inside,
     )
 
 
@@ -169,13 +249,13 @@ def round_trips(node: Kvfs) -> int:
     return int(status(node)["engine"]["round_trips"])
 
 
-def wait_for(is_so: Any, what: str) -> None:
+def wait_for(is_so: Any, what: str, pause_s: float = 0.001) -> None:
     """Raises Unavailable where it does not come to be."""
     end = time.monotonic() + _SEEN_S
     while not is_so():
         if time.monotonic() > end:
             raise Unavailable(f"waited for {what} in vain")
-        time.sleep(0.001)
+        time.sleep(pause_s)
 
 
 def free_port() -> int:
@@ -187,9 +267,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(base: Path, guard: Guard) -> Iterator[Server]:
+def running(base: Path, guard: Guard, at: Site = HERE) -> Iterator[Server]:
     """Raises Unavailable."""
-    server = Server(base / "server", guard)
+    server = Server(base / "server", guard, at)
     try:
         yield server
     finally:

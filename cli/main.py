@@ -3,7 +3,7 @@ it is done where an interrupt is expected."""
 
 import sys
 
-from cli import interrupts
+from cli import hidden_passwords, interrupts
 
 TYPE_CHECKING = False  # see `interrupts`
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> "NoReturn":
     """Runs a command, and ends with its exit code; interrupted, at once."""
     interrupts.handle_by(interrupts.end)
+    hidden_passwords.hide()
     from cli.root import run
 
     try:

@@ -9,6 +9,8 @@ from kvfs.base.config import Config
 from kvfs.datastore.layout import is_locked
 
 MOUNT_DEADLINE_S: Final = 30.0
+COPYING_S: Final = 86_400.0
+"""Deadline of requests that copy metadata between shards."""
 
 
 def socket_of(config: Config) -> Path:

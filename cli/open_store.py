@@ -3,16 +3,19 @@
 import base64
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cli import node_requests
 from kvfs.base.config import Config
-from kvfs.base.errors import Invalid, Unavailable
+from kvfs.base.errors import Invalid, NotFound, Unavailable
 from kvfs.meta.records import ROOT_INODE
 
 if TYPE_CHECKING:
     from kvfs.client import Client
+    from kvfs.datastore.layout import Store
     from kvfs.meta.blocking_engine import BlockingEngine
+    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
     from kvfs.session.session import Session
 
 _SEPARATOR: Final = b"/"
@@ -38,6 +41,30 @@ def engine_of(config: Config) -> Iterator["BlockingEngine"]:
         yield _Engine(opened)
     finally:
         session.release(opened)
+
+
+@contextlib.contextmanager
+def stopped_store(path: Path, *, make: bool = False) -> Iterator[tuple["Store", "EmbeddedEngine"]]:
+    """Opens a store that no node uses meanwhile, and the engine in it. `make`: makes a new store if
+    there is none, and the earlier agreement of its data files and records no longer counts. Raises
+    NotFound, Busy."""
+    from kvfs.datastore import layout
+    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+
+    try:
+        store = layout.open_store(path)
+    except NotFound:
+        if not make:
+            raise
+        store = layout.create_store(path)
+    store.lock()
+    try:
+        if make:
+            store.take_clean()
+        with contextlib.closing(EmbeddedEngine(store.meta)) as engine:
+            yield store, engine
+    finally:
+        store.unlock()
 
 
 @contextlib.contextmanager

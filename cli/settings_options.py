@@ -1,5 +1,6 @@
 """The options that name settings, shared by the commands, and the resulting configuration."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -49,10 +50,22 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         "--suid/--no-suid", default=None, help="Honour set-user-id bits on the mount."
     ),
     "dev": click.option("--dev/--no-dev", default=None, help="Honour device nodes on the mount."),
+    "takeover_s": click.option(
+        "--takeover-s",
+        type=int,
+        metavar="SECONDS",
+        help="Time for which the mount waits for another daemon when its own has died; 0: it ends "
+        "(the default).",
+    ),
     "log_level": click.option(
         "--log-level",
         metavar="LEVEL",
         help="Least severe messages logged: debug, info, warning or error (default: info).",
+    ),
+    "log_format": click.option(
+        "--log-format",
+        metavar="FORM",
+        help="Form of the log: text, or json, a line with fields (default: text).",
     ),
     "s3": click.option(
         "--s3",
@@ -139,6 +152,13 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         help="Bytes per second moved to restore replicas, drain and rebalance; 0: no limit "
         "(default: 128MiB).",
     ),
+    "names_everywhere": click.option(
+        "--names-everywhere",
+        type=int,
+        metavar="NAMES",
+        help="Names of peer namespaces that every node knows the holders of; of more, each a share "
+        "(default: 250000000).",
+    ),
     "admin": click.option(
         "--admin",
         metavar="HOST:PORT",
@@ -220,6 +240,26 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         metavar="SIZE",
         help="Most bytes per second sent to --cold (default: 0, no limit).",
     ),
+    "backup": click.option(
+        "--backup",
+        metavar="DIR|s3://BUCKET/PREFIX",
+        help="Place of backups.",
+    ),
+    "backup_endpoint": click.option(
+        "--backup-endpoint",
+        metavar="URL",
+        help="URL of the S3 service of --backup (default: $AWS_ENDPOINT_URL).",
+    ),
+    "backup_every_s": click.option(
+        "--backup-every-s",
+        metavar="SECONDS",
+        help="Time between backups that the node makes (default: 0, it makes none).",
+    ),
+    "backup_keep": click.option(
+        "--backup-keep",
+        metavar="NUMBER",
+        help="Backups that stay when one is made, the newest (default: 0, all).",
+    ),
     "tier": click.option(
         "--tier",
         multiple=True,
@@ -249,6 +289,21 @@ def options(*names: str) -> Callable[[F], F]:
             metavar="FILE",
             help="Configuration file (default: $KVFS_CONFIG, else /etc/kvfs.toml).",
         )(function)
+
+    return add
+
+
+def configured(*names: str) -> Callable[[F], Callable[..., Any]]:
+    """Adds --config and the options of the settings `names` to a command, which gets the settings
+    in effect as `config`. Raises ConfigError when the command is called."""
+
+    def add(function: F) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_config(*given: Any, config_file: Path | None, **others: Any) -> Any:
+            flags = {name: others.pop(name) for name in names}
+            return function(*given, config=resolve(config_file, **flags), **others)
+
+        return options(*names)(with_config)
 
     return add
 

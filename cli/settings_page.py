@@ -13,15 +13,17 @@ import msgspec
 from kvfs.base import config
 from kvfs.base.units import exact_size
 
-_HEAD: Final = """# Settings
-
-This page is generated: `./dev python -m cli.settings_page > docs/settings.md`.
-
+SOURCES: Final = """\
 Settings come, in rising order, from their defaults, a TOML file (`--config FILE`, `$KVFS_CONFIG`,
 `/etc/kvfs.toml`), environment variables `KVFS_<KEY>` (`KVFS_S3_WORKERS`) and flags
 (`--s3-workers`). A list is `["A", "B"]` in the file and `A,B` in a variable. `kvfs config` prints
 what is in force and where it comes from. `kvfs namespace set` sets what belongs to one namespace.
+"""
+_HEAD: Final = f"""# Settings
 
+This page is generated: `./dev python -m cli.settings_page > docs/settings.md`.
+
+{SOURCES}
 | key | default | meaning |
 |---|---|---|
 """
@@ -36,26 +38,27 @@ _FOUND_AT_START: Final = {
 
 def page() -> str:
     """Returns the whole page, in Markdown."""
-    meanings = dict(_meanings())
-    rows = (f"| `{key}` | {_default(key)} | {meanings[key]} |\n" for key in config.KEYS)
+    texts = dict(meanings())
+    rows = (f"| `{key}` | {default(key)} | {texts[key]} |\n" for key in config.KEYS)
     return _HEAD + "".join(rows)
 
 
-def _default(key: str) -> str:
+def default(key: str) -> str:
+    """Returns the default of a setting, in Markdown."""
     if key in _FOUND_AT_START:
         return _FOUND_AT_START[key]
-    default = next(
+    value = next(
         field.default for field in msgspec.structs.fields(config.Config) if field.name == key
     )
-    if isinstance(default, bool):
-        return f"`{str(default).lower()}`"
-    if isinstance(default, int):
-        return f"`{exact_size(default) if key.endswith('_rate') and default else default}`"
-    text = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, int):
+        return f"`{exact_size(value) if key.endswith('_rate') and value else value}`"
+    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"`{text}`" if text else "-"
 
 
-def _meanings() -> Iterator[tuple[str, str]]:
+def meanings() -> Iterator[tuple[str, str]]:
     """Yields each field with the text below it, which Python itself does not keep."""
     (declaration,) = ast.parse(inspect.getsource(config.Config)).body
     assert isinstance(declaration, ast.ClassDef)

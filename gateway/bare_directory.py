@@ -21,6 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from kvfs.base.descriptors import closing
+
 _GET_FLAGS: Final = 0x80086601
 _SET_FLAGS: Final = 0x40086602
 _IMMUTABLE: Final = 0x10
@@ -66,15 +68,12 @@ class BareDirectory:
 
 def open_to_writers(path: Path) -> None:
     """Undoes `close_to_writers` if nothing is mounted; does nothing if that did nothing."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with contextlib.suppress(OSError):
-                _set_immutable(fd, False)
-            os.removexattr(fd, _MARK)
-            os.fchmod(fd, 0o755)
-        finally:
-            os.close(fd)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with contextlib.suppress(OSError), closing(os.open(path, flags)) as fd:
+        with contextlib.suppress(OSError):
+            _set_immutable(fd, False)
+        os.removexattr(fd, _MARK)
+        os.fchmod(fd, 0o755)
 
 
 def _set_immutable(fd: int, is_set: bool) -> None:

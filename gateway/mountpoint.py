@@ -1,7 +1,6 @@
 """The directory that is mounted on: made if missing, refused if a mount would harm."""
 
 import contextlib
-import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Final
 from gateway.bare_directory import BareDirectory
 from gateway.fuse.channel import device
 from kvfs.base.errors import AccessDenied, Busy, Invalid, NotADirectory, Unavailable
+from kvfs.base.fuse_device import UNSERVED
 from kvfs.base.processes import state_of
 from kvfs.datastore.kernel import filesystem_probe
 from kvfs.datastore.layout import is_locked
@@ -112,7 +112,7 @@ def _is_dead(mountpoint: Path) -> bool:
     try:
         os.statvfs(mountpoint)
     except OSError as error:
-        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        return error.errno in UNSERVED
     return False
 
 

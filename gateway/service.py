@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
-from gateway import mountpoint
+from gateway import mountpoint, privileges
 from gateway.fuse.channel import device
+from gateway.holder import claim
+from gateway.node_start import Start
+from gateway.service_manager import ServiceManager
 from kvfs.base import descriptors, priority
 from kvfs.base.config import Config
 from kvfs.base.errors import Busy, Invalid, NotFound, Unavailable
@@ -23,7 +26,8 @@ from kvfs.node import Node, open_node
 from kvfs.node.status import status_of
 
 if TYPE_CHECKING:
-    from gateway.fuse.mount import MountInfo
+    from gateway.fuse.mount import MountInfo, Outliving
+    from gateway.takeover import Takeover
 
 MOUNT_DEADLINE_S: Final = 20.0
 UNMOUNT_DEADLINE_S: Final = 20.0
@@ -33,7 +37,9 @@ log = logging.getLogger(__name__)
 class MountKeeper:
     """The mount of a node, on request. Its nursery must end before the node does."""
 
-    def __init__(self, node: Node, nursery: trio.Nursery) -> None:
+    def __init__(self, node: Node, nursery: trio.Nursery, takeover: "Takeover | None") -> None:
+        """`takeover`: None where the node has no mount that outlives it."""
+        self._takeover = takeover
         self._node = node
         self._nursery = nursery
         self._scope: trio.CancelScope | None = None
@@ -51,7 +57,12 @@ class MountKeeper:
             raise Busy(f"this node has a mount already, at {at}: take it away with `kvfs umount`")
         self._scope = trio.CancelScope()
         self._gone = trio.Event()
+        outliving = self._outliving()
         try:
+            if outliving is not None and outliving.taken is not None:
+                await self._go_on(directory, outliving, self._scope)
+                assert self.info is not None, "it serves"
+                return self.info
             if mountpoint.prepare(directory, self._node.config.store):
                 log.warning("a stale mount at %s was taken away", directory)
             with contextlib.closing(mountpoint.hold(directory)) as bare:
@@ -59,7 +70,7 @@ class MountKeeper:
                     log.warning("%s", mountpoint.hidden(directory, bare.hides))
                 with trio.fail_after(MOUNT_DEADLINE_S):
                     self.info = await self._nursery.start(
-                        self._serve, directory, bare.hides, self._scope
+                        self._serve, directory, bare.hides, self._scope, outliving
                     )
                 bare.close_to_writers()
         except trio.TooSlowError:
@@ -68,6 +79,28 @@ class MountKeeper:
             if self.info is None:
                 self._scope = None
         return self.info
+
+    def _outliving(self) -> "Outliving | None":
+        """Returns how this mount outlives its daemon; None: it ends with it."""
+        outliving = self._takeover.outliving() if self._takeover is not None else None
+        if outliving is None or outliving.taken is not None:
+            return outliving
+        if self._node.former_writers.left:  # the next daemon would not part them from the files
+            log.warning(
+                "the mount ends with this daemon, in spite of takeover_s: files that programs write"
+                " by an earlier mount are still copied"
+            )
+            return None
+        return outliving
+
+    async def _go_on(
+        self, directory: Path, outliving: "Outliving", scope: trio.CancelScope
+    ) -> None:
+        """Goes on with the mount of the daemon before. Raises TooSlowError."""
+        hides = outliving.agreement().options.hides
+        with trio.fail_after(MOUNT_DEADLINE_S):
+            self.info = await self._nursery.start(self._serve, directory, hides, scope, outliving)
+        log.info("the mount at %s goes on: its daemon before is no more", directory)
 
     async def unmount(self, *, lazy: bool) -> str:
         """Unmounts, waits until the mount has gone, and returns the mountpoint.
@@ -88,11 +121,28 @@ class MountKeeper:
             raise Unavailable(f"{directory} is not unmounted yet: something hangs in it")
         return str(directory)
 
+    def require_takeover(self) -> "Takeover":
+        """Returns what hands the mount on. Raises Invalid if the mount ends with this daemon."""
+        if self._takeover is None or self.info is None or not self.info.takeover_s:
+            raise Invalid(
+                "no mount of this node outlives it (the setting takeover_s): stop it by `kvfs down`"
+                " and start it by `kvfs up`"
+            )
+        return self._takeover
+
+    def leave(self) -> None:
+        """Leaves the mount to the next daemon when the node stops. Raises Invalid if the mount ends
+        with this one."""
+        takeover = self.require_takeover()
+        claim.expect(self._node.store.run)
+        takeover.hand_over.is_asked = self._node.is_handed_over = True
+
     async def _serve(
         self,
         directory: Path,
         hides: list[str],
         scope: trio.CancelScope,
+        outliving: "Outliving | None",
         *,
         task_status: "trio.TaskStatus[MountInfo]",
     ) -> None:
@@ -102,7 +152,7 @@ class MountKeeper:
         options = mount.options(self._node.config, directory, hides)
         try:
             with scope:
-                await mount.serve(self._node, options, task_status=task_status)
+                await mount.serve(self._node, options, outliving, task_status=task_status)
             if not scope.cancel_called:
                 log.warning(
                     "%s was unmounted from outside; the node goes on: `kvfs mount` mounts again",
@@ -122,54 +172,79 @@ class Companion(Protocol):
 
 async def run(
     config: Config,
+    start: Start,
     *,
-    mounted: bool,
     on_ready: Callable[[dict[str, Any]], None],
     companions: Sequence[Companion] = (),
 ) -> None:
     """Runs a node until SIGTERM, SIGINT or a `stop` request.
 
     Companions start while the mount is made, and end before it goes. `on_ready` gets the status
-    when all of them serve and, if `mounted`, the mount answers too. Raises the obstacles to the
-    start.
+    when all of them serve and, if `start` says so, the mount answers too. The service manager is
+    told so and, while the event loop runs, that it does. Raises the obstacles to the start.
     """
     descriptors.allow_most()
     refused = priority.raise_to(config.priority)
+    privileges.give_up()
+    manager = ServiceManager(os.environ)
 
     def ready(status: dict[str, Any]) -> None:
         on_ready(status)
+        manager.ready(f"serves {config.store}" + (f" at {config.mount}" if start.mounted else ""))
         if refused:  # not before: the message of a start that fails stands alone
             log.info("the node has no raised priority: %s", refused)
 
     stopping, opening = trio.Event(), _Opening()
     # Outside the nursery: a start that fails at once ends the task that listens, not the receiver
     # under it.
-    with trio.open_signal_receiver(*_ending_signals()) as signals:
-        async with trio.open_nursery() as listening:
-            listening.start_soon(_stop_on_signal, signals, stopping, opening)
+    with (
+        contextlib.closing(manager),
+        trio.open_signal_receiver(*_ending_signals()) as signals,
+    ):
+        async with trio.open_nursery() as beside:
+            beside.start_soon(_stop_on_signal, signals, stopping, opening)
+            beside.start_soon(_tell_end, stopping, manager)
+            beside.start_soon(manager.keep_alive)
             with opening.scope:
-                async with open_node(config) as node:
+                takeover = _takeover(config, start)
+                inherit = takeover.inherit if takeover is not None else None
+                async with open_node(config, inherit) as node:
                     opening.is_over = True
-                    await _serve(node, stopping, mounted, ready, companions)
-            listening.cancel_scope.cancel()
+                    await _serve(node, stopping, start, ready, companions, takeover)
+            beside.cancel_scope.cancel()
+
+
+def _takeover(config: Config, start: Start) -> "Takeover | None":
+    """Returns None where no mount outlives its daemon, nor can have outlived the one before."""
+    if (
+        not start.takes_over
+        and not config.takeover_s
+        and not (config.store / "run" / claim.NAME).exists()
+    ):
+        return None
+    # Imported here: a node without a mount needs no libfuse.
+    from gateway.takeover import Takeover
+
+    return Takeover(config, start)
 
 
 async def _serve(
     node: Node,
     stopping: trio.Event,
-    mounted: bool,
+    start: Start,
     on_ready: Callable[[dict[str, Any]], None],
     companions: Sequence[Companion],
+    takeover: "Takeover | None",
 ) -> None:
     """Serves an open node, until it is to stop."""
     async with trio.open_nursery() as nursery:
-        keeper = MountKeeper(node, nursery)
-        _answer_requests(node, keeper, stopping)
+        keeper = MountKeeper(node, nursery, takeover)
+        _answer_requests(node, keeper, stopping, start)
         async with trio.open_nursery() as beside:
             async with trio.open_nursery() as starting:
                 for companion in companions:
                     starting.start_soon(beside.start, companion, node)
-                if mounted:
+                if start.mounted:
                     starting.start_soon(keeper.mount, node.config.mount)
             node.ready()
             on_ready(await status_of(node))
@@ -209,7 +284,12 @@ async def _stop_on_signal(
         opening.end()
 
 
-def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> None:
+async def _tell_end(stopping: trio.Event, manager: ServiceManager) -> None:
+    await stopping.wait()
+    manager.stopping()
+
+
+def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event, start: Start) -> None:
     async def mount(params: dict[str, Any]) -> dict[str, Any]:
         directory = params.get("mountpoint", str(node.config.mount))
         if not isinstance(directory, str) or not directory.startswith("/"):
@@ -223,7 +303,23 @@ def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> N
         stopping.set()
         return {"pid": os.getpid()}
 
-    node.control.handlers.update(mount=mount, unmount=unmount, stop=stop)
+    async def hand_over(_params: dict[str, Any]) -> dict[str, Any]:
+        keeper.leave()
+        stopping.set()
+        return {"pid": os.getpid()}
+
+    async def successor(_params: dict[str, Any]) -> dict[str, Any]:
+        if start.successor is None:
+            raise Invalid("the node was not started by `kvfs up --daemon`: whoever did restarts it")
+        keeper.require_takeover()
+        return {
+            "arguments": list(start.successor.arguments),
+            "directory": start.successor.directory,
+        }
+
+    methods = {"mount": mount, "unmount": unmount, "stop": stop}
+    methods |= {"hand-over": hand_over, "successor": successor}
+    node.control.handlers.update(methods)
 
 
 def describe(info: "MountInfo") -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ import trio
 
 from gateway import watchdog_process
 from gateway.fuse.channel import device
+from gateway.side_process import beside
 
 _PAUSE_S: Final = 1.0
 """Pause before one that ended is replaced."""
@@ -34,18 +36,8 @@ async def watched(
 
     `held`, `answers`: the mount's device, and a file: after this process's death the mount does not
     end, and no waiting caller is told anything, before that file is no longer locked."""
-    scope, begun = trio.CancelScope(shield=True), trio.Event()
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_keep, _Watched(mountpoint, held, answers), scope, begun)
-            try:
-                yield begun
-            finally:
-                scope.cancel()
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) > 1:
-            raise
-        raise group.exceptions[0] from None  # the block's, as it was
+    async with beside(partial(_keep, _Watched(mountpoint, held, answers))) as begun:
+        yield begun
 
 
 class _Watched(NamedTuple):

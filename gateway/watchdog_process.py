@@ -83,11 +83,25 @@ def _wait_until_silent(answers: str) -> None:
 
 def _say(text: str) -> None:
     """Writes a line in the form of the daemon's log, which is its standard error."""
-    now = time.strftime("%Y-%m-%d %H:%M:%S")
     try:
-        os.write(2, f"{now},000 WARNING gateway.watchdog: {text}\n".encode())
+        found = os.fstat(2)
+        is_journal = os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+        os.write(2, f"{_line(text, is_journal)}\n".encode())
     except OSError:
         pass
+
+
+def _line(text: str, is_journal: bool) -> str:
+    """Returns what `kvfs.base.log_lines` would write."""
+    mark = "<4>" if is_journal else ""
+    if os.environ.get("KVFS_LOG_FORMAT") == "json":
+        import json  # needed once, at the end: until then it would take memory
+
+        now = time.strftime("%Y-%m-%dT%H:%M:%S.000+00:00", time.gmtime())
+        fields = {"time": now, "level": "warning", "logger": "gateway.watchdog", "message": text}
+        return mark + json.dumps({**fields, "pid": os.getpid(), "process": "watchdog"})
+    now = "" if is_journal else time.strftime("%Y-%m-%d %H:%M:%S,000 ")
+    return f"{mark}{now}WARNING gateway.watchdog: {text}"
 
 
 def _abort_by_path(packages: str, device: str, mountpoint: str) -> None:

@@ -48,7 +48,8 @@ NO_TORCH: Final = (
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
-            return getattr(_imported(f"gds.{module}"), name)
+            found = globals()[name] = getattr(_imported(f"gds.{module}"), name)
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

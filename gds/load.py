@@ -163,9 +163,9 @@ def _load(asked: _Asked) -> Generator[tuple[str, torch.Tensor], None, None]:
     if not asked.copy and asked.verify:
         raise Invalid("copy=False: what is read later, as it is used, cannot be verified")
     with open_checkpoint(asked.paths, verify=asked.verify) as checkpoint:
-        if asked.ranks > 1:
-            for source in checkpoint.sources:
-                source.share(is_common=asked.splits == {})
+        is_rank = asked.ranks > 1
+        for source in checkpoint.sources:
+            source.share(is_rank=is_rank, is_common=is_rank and asked.splits == {})
         wanted = list(_wanted(checkpoint, asked))
         if asked.copy:
             yield from _copied(checkpoint, wanted, device, asked)
@@ -186,7 +186,7 @@ def _copied(
             plan,
             checkpoint.sources,
             opened.target,
-            threads=_threads(plan),
+            threads=max(1, min(_MOST_THREADS, len(plan.steps))),
             budget=_budget(plan, device, asked),
             cpus=opened.cpus,
         )
@@ -238,7 +238,3 @@ def _budget(plan: LoadPlan, device: torch.device, asked: _Asked) -> int | None:
         for wanted, lines, run in zip(plan.wanted, plan.lines, plan.run_of, strict=True)
     )
     return _BUDGET_BYTES if is_moved else asked.budget
-
-
-def _threads(plan: LoadPlan) -> int:
-    return max(1, min(_MOST_THREADS, len(plan.steps)))

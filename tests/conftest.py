@@ -31,44 +31,53 @@ SEED = int(os.environ.setdefault("KVFS_TEST_SEED", str(random.SystemRandom().ran
 LONG = "KVFS_TEST_LONG" in os.environ
 """Whether tests run what a suite has no time for: `./dev test --long`."""
 
-# How long an example takes says how busy the machine is.
+# How long an example takes says how busy the machine is. Each run draws others.
 hypothesis.settings.register_profile(
-    "kvfs", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "kvfs",
+    max_examples=500 if LONG else 50,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("kvfs")
 
 LONGEST = (
-    "integration/mount/test_races.py",
-    "fault/test_engine.py",
-    "integration/s3api/server/test_s3_serving.py",
-    "integration/mount/test_tools.py",
-    "integration/mount/test_new_files.py",
-    "integration/cli/test_cli.py",
-    "integration/mount/test_odd_names.py",
     "integration/clients/test_lmcache.py",
     "integration/clients/test_sglang.py",
     "integration/clients/test_s3_clients.py",
-    "fault/test_client_disk.py",
-    "integration/mount/test_exerciser.py",
-    "contract/objects/test_objects_slots.py",
+    "cluster/test_histories.py",
     "cluster/test_faults.py",
-    "fault/test_redis.py",
     "integration/mount/test_directories.py",
-    "fault/test_client_kill.py",
+    "integration/mount/test_races.py",
+    "fault/disk/test_power_campaign.py",
+    "fault/kill/test_engine.py",
+    "fault/cluster/test_engine_away.py",
+    "integration/mount/test_tools.py",
+    "integration/mount/test_exerciser.py",
+    "integration/s3api/server/test_s3_serving.py",
+    "fault/disk/test_full_disk.py",
     "integration/node/test_restart.py",
-    "fault/test_s3_kill_deletes.py",
-    "integration/s3api/objects/test_s3_mount.py",
-    "fault/test_power_cut.py",
-    "fault/test_power_campaign.py",
-    "fault/test_engine_away.py",
-    "integration/s3api/objects/test_s3_objects.py",
-    "cluster/test_dev_cluster.py",
     "contract/transfer/test_transfer.py",
-    "fault/test_s3_kill.py",
+    "fault/cluster/test_several_shards.py",
+    "contract/objects/test_objects_slots.py",
+    "integration/mount/test_new_files.py",
+    "fault/disk/test_damaged_journal.py",
+    "fault/disk/test_client_disk.py",
+    "integration/cli/test_cli.py",
+    "fault/disk/test_power_cut.py",
+    "fault/cluster/test_membership.py",
+    "fault/cluster/test_redis.py",
+    "fault/kill/test_recovery.py",
+    "fault/kill/test_s3_kill.py",
+    "fault/disk/test_damaged_base.py",
+    "fault/kill/test_s3_kill_deletes.py",
+    "integration/mount/test_odd_names.py",
+    "integration/s3api/objects/test_s3_mount.py",
+    "integration/s3api/objects/test_s3_objects.py",
     "integration/s3api/objects/test_s3_multipart.py",
+    "integration/s3api/objects/test_s3_cold.py",
     "integration/mount/posix/test_posix_data.py",
     "integration/cluster/test_bringing.py",
-    "integration/s3api/objects/test_s3_cold.py",
+    "cluster/test_dev_cluster.py",
 )
 """Files of tests, in the order in which they begin: a long one that begins late has its process
 work alone at the end. All others follow."""

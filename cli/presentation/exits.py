@@ -9,6 +9,7 @@ import sys
 from typing import Final, NoReturn
 
 from kvfs.base import errors
+from kvfs.base.fuse_device import UNSERVED, unserved_mount
 from kvfs.base.printable import printable
 
 USAGE: Final = 2
@@ -22,6 +23,7 @@ EXIT_CODES: Final[dict[type[errors.KvfsError], int]] = {
     errors.TooLarge: USAGE,
     errors.NotFound: 3,
     errors.OtherVersion: 3,
+    errors.DirectoryGone: 3,
     errors.Unreached: 3,
     errors.NoAttribute: 3,
     errors.Stale: 3,
@@ -39,6 +41,8 @@ EXIT_CODES: Final[dict[type[errors.KvfsError], int]] = {
     errors.NoLocks: 7,
     errors.TooManyOpenFiles: 7,
     errors.Unavailable: 7,
+    errors.EngineAway: 7,
+    errors.Paused: 7,
     errors.Corrupt: 8,
 }
 
@@ -86,7 +90,10 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         name = error.filename
         where = f"{os.fsdecode(name)}: " if isinstance(name, str | bytes) else ""
-        return printable(f"{where}{error.strerror}")
+        said = error.strerror
+        if where and error.errno in UNSERVED:
+            said = unserved_mount(os.fsdecode(name))
+        return printable(f"{where}{said}")
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 

@@ -9,10 +9,8 @@
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import pyfuse3
@@ -20,19 +18,29 @@ import trio
 
 from gateway.fuse.channel import device as dev
 from gateway.fuse.channel import mode_probe
-from gateway.fuse.channel.dispatch import BackingRegistry, FastPath, server_socket
+from gateway.fuse.channel.backing_registry import BackingRegistry
+from gateway.fuse.channel.dispatch import FastPath, server_socket
+from gateway.fuse.channel.journaled_registry import JournaledRegistry
 from gateway.fuse.channel.libfuse import LibfuseOperations
+from gateway.fuse.channel.resent_requests import ResentRequests
 from gateway.fuse.codec.protocol import Init
-from gateway.fuse.files.open_file import OpenFile
+from gateway.fuse.files.kernel_inodes import KernelInodes
+from gateway.fuse.files.open_file import Handle, OpenFile
 from gateway.fuse.files.open_files import OpenFiles
+from gateway.fuse.files.restored_files import JournaledOpenFiles
 from gateway.fuse.notify.invalidation import Invalidator, KernelNotifier
-from gateway.fuse.notify.sibling_kernels import Neighbours
+from gateway.fuse.notify.sibling_kernels import MountMemory, Neighbours
 from gateway.fuse.operations import Operations
 from gateway.fuse.views.view import MountViews
+from gateway.holder.claim import KeptMount
+from gateway.holder.holding import HandOver, Keeping, kept
+from gateway.holder.mount_journal import MountJournal
+from gateway.node_start import Successor
 from gateway.watchdog import watched
 from kvfs.base import fuse_device
 from kvfs.base.config import Config
 from kvfs.base.errors import KvfsError, Unavailable
+from kvfs.base.version import VERSION
 from kvfs.node import Node
 
 Mode = Literal["auto", "passthrough", "relay", "libfuse"]
@@ -53,6 +61,39 @@ class MountOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Names in the directory that is mounted on."""
 
 
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """The terms on which the kernel and a daemon agreed for a mount that outlives the daemon."""
+
+    options: MountOptions
+    version: str
+    """The version of the daemon, for the log."""
+    init: bytes
+    """The kernel's INIT."""
+    minor: int
+    passthrough: bool
+    stack_depth: int
+    direct_writes: bool
+    direct_reads: bool
+    readahead_kib: int
+    reason: str
+
+
+class Outliving(NamedTuple):
+    """How a mount outlives its daemon."""
+
+    run: Path
+    wait_s: int
+    successor: Successor | None
+    hand_over: HandOver
+    taken: KeptMount | None
+    """The mount that outlived the daemon before; None: it is made anew."""
+
+    def agreement(self) -> Agreement:
+        """Returns what the daemon before agreed on."""
+        assert self.taken is not None
+        return msgspec.msgpack.decode(self.taken.journal.about(), type=Agreement)
+
+
 class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a mount as it came to be."""
 
@@ -68,6 +109,8 @@ class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether reads of files that are still being fetched go past it too."""
     hides: list[str]
     """The first names in the directory beneath."""
+    takeover_s: int = 0
+    """Seconds for which the mount waits for another daemon when this one has died; 0: it ends."""
 
 
 def options(config: Config, mountpoint: Path, hides: list[str]) -> MountOptions:
@@ -85,17 +128,20 @@ def options(config: Config, mountpoint: Path, hides: list[str]) -> MountOptions:
 async def serve(
     node: Node,
     options: MountOptions,
+    outliving: Outliving | None = None,
     *,
     task_status: trio.TaskStatus[MountInfo] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Mounts and serves; started with a MountInfo when the mount answers. Returns when it is
-    unmounted.
+    """Mounts and serves, or goes on with a mount that was taken over; started with a MountInfo when
+    the mount answers. Returns when it is unmounted.
 
     Cancelled: unmounts (lazily if files are open), publishes what open files hold, and ends. Raises
     what the device raises, and NotSupported for a mode that this machine cannot do."""
     choice = mode_probe.choose(options.mode, node.files.root)
     if choice.mode == "libfuse":
         await _serve_libfuse(node, options, choice, task_status)
+    elif outliving is not None:
+        await _serve_outliving(node, options, choice, outliving, task_status)
     else:
         await _serve_fast(node, options, choice, task_status)
 
@@ -106,15 +152,47 @@ async def _serve_fast(
     choice: mode_probe.Choice,
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
+    device = await _mounted(options)
+    async with watched(options.mountpoint) as begun:
+        await _serve_device(node, options, choice, device, begun, task_status)
+
+
+async def _mounted(options: MountOptions) -> int:
     dev.require_little_endian()
     where = options.mountpoint
-    device = await trio.to_thread.run_sync(
+    return await trio.to_thread.run_sync(
         lambda: dev.mount_device(
             where, allow_other=options.allow_other, nosuid=not options.suid, nodev=not options.dev
         )
     )
-    async with watched(where) as begun:
-        await _serve_device(node, options, choice, device, begun, task_status)
+
+
+async def _serve_outliving(
+    node: Node,
+    options: MountOptions,
+    choice: mode_probe.Choice,
+    outliving: Outliving,
+    task_status: trio.TaskStatus[MountInfo],
+) -> None:
+    taken = outliving.taken
+    journal = MountJournal.made() if taken is None else taken.journal
+    device = await _mounted(options) if taken is None else taken.device
+    keeping = Keeping(
+        mountpoint=options.mountpoint,
+        run=outliving.run,
+        device=device,
+        journal=journal,
+        wait_s=outliving.wait_s,
+        successor=outliving.successor,
+        hand_over=outliving.hand_over,
+        former=-1 if taken is None else taken.holder,
+    )
+    try:
+        async with kept(keeping) as begun:
+            served = _serve_device
+            await served(node, options, choice, device, begun, task_status, outliving, journal)
+    finally:
+        journal.close()
 
 
 async def _serve_device(
@@ -124,45 +202,47 @@ async def _serve_device(
     device: int,
     watched_from: trio.Event,
     task_status: trio.TaskStatus[MountInfo],
+    outliving: Outliving | None = None,
+    journal: MountJournal | None = None,
 ) -> None:
     where = options.mountpoint
     ours, theirs = server_socket()
-    direct_writes = mode_probe.direct_writes().available
-    backing = BackingRegistry(
-        device, choice.mode == "passthrough", choice.stack_depth, direct_writes
-    )
-    backing.direct_reads = mode_probe.direct_reads().available
-    open_files = _open_files(node, backing.closed)
-    operations = Operations(node, open_files)
-    open_files.may_pass = backing.may_pass
-    if node.locks is not None and node.locks.any_reaches_cluster():
-        operations.locks = node.locks
+    agreed = outliving.agreement() if outliving is not None and outliving.taken else None
+    backing = _registry(device, choice, agreed, journal)
+    locks = node.locks if node.locks is not None and node.locks.any_reaches_cluster() else None
+    if locks is not None:
         backing.lock_flags = Init.POSIX_LOCKS | Init.FLOCK_LOCKS
+    inodes, neighbours = KernelInodes(backing.holds), Neighbours()
+    drops = mode_probe.cache_drop().available
+    notifier = KernelNotifier(device, drops=drops, numbers=inodes.numbers)
+    memory = MountMemory(notifier, neighbours)
+    if journal is None:
+        open_files = OpenFiles(node, backing, memory, [inodes])
+    else:
+        assert isinstance(backing, JournaledRegistry), "a mount with a journal has this one"
+        first = journal.first_handle()
+        open_files = JournaledOpenFiles(node, backing, memory, [inodes], first)
+    operations = Operations(node, open_files, locks, journal)
     fast = FastPath(device, ours, operations, backing)
     pyfuse3.init(LibfuseOperations(operations), f"/dev/fd/{theirs.fileno()}", {"fsname=kvfs"})
-    inodes = fast.handlers.inodes
-    open_files.kernels.append(inodes)
-    notifier = _notifier(device)
-    notifier.numbers = inodes.numbers
     invalidator = Invalidator(operations, notifier)
-    neighbours = Neighbours()
     beside = fast.handlers.beside = neighbours.join(
         lambda _: True, invalidator.changed_beside, notifier.every_name, notifier.attributes
     )
-    open_files.renewing.forget_content = _forgetting_content(notifier, neighbours)
-    open_files.forget_attributes = neighbours.forget_attributes
-    open_files.forget_content = partial(notifier.inode, pages=True)
+    node.holders.mounted(open_files)
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
+            if journal is not None:
+                await _keep_journal(node, fast, operations, backing, journal, agreed)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(open_files.unrecorded.run)
+                nursery.start_soon(operations.run)
                 nursery.start_soon(pyfuse3.main)
                 nursery.start_soon(_until_gone, fast, nursery.cancel_scope)
                 nursery.start_soon(beside.run)
                 with trio.fail_after(_START_DEADLINE_S):
                     await fast.initialised.wait()
                     await watched_from.wait()
-                    reason = _settle(backing, node, choice)
+                    reason = _settle(backing, node, choice) if agreed is None else agreed.reason
                     readahead = await trio.to_thread.run_sync(
                         dev.set_readahead, where, _READAHEAD_KIB
                     )
@@ -174,7 +254,10 @@ async def _serve_device(
                     direct_writes=backing.direct_writes,
                     direct_reads=backing.direct_reads,
                     hides=options.hides,
+                    takeover_s=outliving.wait_s if outliving is not None else 0,
                 )
+                if journal is not None:
+                    journal.describe(_agreement(options, fast, backing, info))
                 describe(info)
                 with node.mounts.viewed(
                     MountViews(nursery, operations, backing, neighbours, where)
@@ -184,10 +267,15 @@ async def _serve_device(
     except trio.TooSlowError:
         raise Unavailable(f"the kernel did not answer the mount of {where} in time") from None
     finally:
+        is_left = outliving is not None and outliving.hand_over.is_asked
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(dev.detach, where)
-            await operations.close()
-            if backing.passthrough:
+            if is_left:
+                await operations.leave()
+            else:
+                await trio.to_thread.run_sync(dev.detach, where)
+                await operations.close()
+            node.holders.unmounted()
+            if backing.passthrough and not is_left:
                 await _part_from_writers(node)
             told = await notifier.close()
             dev.retire(device, ended=told and fast.workers_ended)
@@ -196,17 +284,70 @@ async def _serve_device(
             theirs.detach()
 
 
-def _forgetting_content(
-    notifier: KernelNotifier, neighbours: Neighbours
-) -> Callable[[int], Awaitable[None]]:
-    """Returns a function that makes the kernels forget a file's content: the mount alone has pages,
-    all have sizes."""
+def _registry(
+    device: int,
+    choice: mode_probe.Choice,
+    agreed: Agreement | None,
+    journal: MountJournal | None,
+) -> BackingRegistry:
+    """Returns the registry of a mount: of one that is made, or as it was agreed on."""
+    if agreed is None:
+        passthrough, depth = choice.mode == "passthrough", choice.stack_depth
+        direct_writes = mode_probe.direct_writes().available
+        direct_reads = mode_probe.direct_reads().available
+    else:
+        passthrough, depth = agreed.passthrough, agreed.stack_depth
+        direct_writes, direct_reads = agreed.direct_writes, agreed.direct_reads
+    if journal is None:
+        backing = BackingRegistry(device, passthrough, depth, direct_writes)
+    else:
+        backing = JournaledRegistry(device, passthrough, depth, direct_writes, journal)
+    backing.direct_reads = direct_reads
+    return backing
 
-    async def forget(ino: int) -> None:
-        neighbours.forget_attributes(ino)
-        await notifier.content(ino)
 
-    return forget
+async def _keep_journal(
+    node: Node,
+    fast: FastPath,
+    operations: Operations,
+    backing: BackingRegistry,
+    journal: MountJournal,
+    agreed: Agreement | None,
+) -> None:
+    """Begins to keep the journal, and goes on with what it says of a mount that was taken over."""
+    assert isinstance(backing, JournaledRegistry), "a mount with a journal has this one"
+    survivors = node.survivors
+    handles = []
+    if agreed is not None and survivors is not None:
+        ids = backing.go_on(set(survivors.by_file))
+        requests = {each.fh: each.request for of in survivors.by_file.values() for each in of}
+        assert isinstance(operations.open_files, JournaledOpenFiles), "likewise"
+        restored = await operations.open_files.restore(survivors, ids)
+        handles = [(requests[each.fh], each) for each in restored]
+        for entry in survivors.lost:
+            journal.released(entry)
+        fast.handlers.relist()
+    fast.keep_journal()
+    if agreed is not None:
+        resent = ResentRequests(operations, fast.handlers, backing, handles, journal.notes())
+        fast.go_on(agreed.init, agreed.minor, resent)
+
+
+def _agreement(
+    options: MountOptions, fast: FastPath, backing: BackingRegistry, info: MountInfo
+) -> Agreement:
+    return Agreement(
+        options=options,
+        version=VERSION,
+        init=fast.init,
+        minor=fast.kernel_minor,
+        passthrough=backing.passthrough,
+        stack_depth=backing.stack_depth,
+        direct_writes=backing.direct_writes,
+        direct_reads=backing.direct_reads,
+        readahead_kib=info.readahead_kib,
+        reason=info.reason,
+    )
 
 
 async def _part_from_writers(node: Node) -> None:
@@ -247,39 +388,43 @@ async def _serve_libfuse(
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
     where = options.mountpoint
-    open_files = _open_files(node, lambda _: None)
-    operations = Operations(node, open_files)
+    device = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    """The device's number, before there is one: libfuse's operations come before its device, which
+    is put in its place. libfuse closes its own when it likes; a number must not lead elsewhere
+    under a thread."""
+    notifier = KernelNotifier(device, drops=mode_probe.cache_drop().available)
+    operations = Operations(node, OpenFiles(node, _NeverPassed(), notifier))
     before = fuse_device.descriptors_of("self")
     try:
         pyfuse3.init(LibfuseOperations(operations), where, _libfuse_options(options))
     except RuntimeError as e:
+        with trio.CancelScope(shield=True):
+            dev.retire(device, ended=await notifier.close())
         raise Unavailable(f"libfuse could not mount {where}: {e}") from None
     (libfuses,) = fuse_device.descriptors_of("self") - before
-    device = os.dup(libfuses)
-    """libfuse closes its own when it likes; a number must not lead elsewhere under a thread."""
+    os.dup2(libfuses, device, inheritable=False)
     async with watched(where) as begun:
-        await _serve_through_libfuse(node, options, choice, device, operations, begun, task_status)
+        await _serve_through_libfuse(
+            node, options, choice, notifier, operations, begun, task_status
+        )
 
 
 async def _serve_through_libfuse(
     node: Node,
     options: MountOptions,
     choice: mode_probe.Choice,
-    device: int,
+    notifier: KernelNotifier,
     operations: Operations,
     watched_from: trio.Event,
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
     where, open_files = options.mountpoint, operations.open_files
-    notifier = _notifier(device)
-    open_files.renewing.forget_content = notifier.content
-    open_files.forget_attributes = notifier.attributes
-    open_files.forget_content = partial(notifier.inode, pages=True)
     invalidator = Invalidator(operations, notifier)
+    node.holders.mounted(open_files)
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(open_files.unrecorded.run)
+                nursery.start_soon(operations.run)
                 nursery.start_soon(_libfuse_main, nursery.cancel_scope)
                 with trio.fail_after(_START_DEADLINE_S):
                     await watched_from.wait()
@@ -301,19 +446,23 @@ async def _serve_through_libfuse(
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(dev.detach, where)
-            dev.retire(device, ended=await notifier.close())
+            dev.retire(notifier.device, ended=await notifier.close())
             pyfuse3.close(unmount=False)
             await operations.close()
+            node.holders.unmounted()
 
 
-def _open_files(node: Node, on_closed: Callable[[OpenFile], None]) -> OpenFiles:
-    return OpenFiles(
-        node.volume, node.transfers, node.missing, node.boot, node.open_file_shares, on_closed
-    )
+class _NeverPassed:
+    """Stands in where no kernel reads and writes data files itself."""
 
+    def may_pass(self, _file: OpenFile) -> bool:
+        return False
 
-def _notifier(device: int) -> KernelNotifier:
-    return KernelNotifier(device, drops=mode_probe.cache_drop().available)
+    def closed(self, _file: OpenFile) -> None:
+        pass
+
+    def handle_released(self, _handle: Handle) -> None:
+        pass
 
 
 async def _libfuse_main(scope: trio.CancelScope) -> None:

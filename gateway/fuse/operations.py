@@ -7,36 +7,43 @@ one step where they wait for nothing, and the adapter for pyfuse3. The kernel ch
 
 import os
 import stat
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import trio
 
-from gateway.fuse.codec.caller import Caller, now_ns
-from gateway.fuse.codec.protocol import NAME_MAX, Fattr
-from gateway.fuse.codec.set_attributes import Attributes, changes_of, completed
+from gateway.fuse.codec.caller import Caller
+from gateway.fuse.codec.protocol import NAME_MAX
 from gateway.fuse.files.file_ranges import Ranges
 from gateway.fuse.files.kernel_inodes import InodeOpener
+from gateway.fuse.files.live_attributes import LiveAttributes
 from gateway.fuse.files.open_file import Handle, OpenFile
-from gateway.fuse.files.open_files import LARGE_BLOCKS, OpenFiles
-from gateway.fuse.files.orphans import Orphans
-from gateway.fuse.files.overtaken_opens import OvertakenOpens
+from gateway.fuse.files.open_files import OpenFiles
+from gateway.fuse.files.overtaken_opens import KeptData, OvertakenOpens
 from gateway.fuse.files.xattrs import Xattrs
+from gateway.fuse.names import noted_changes
 from gateway.fuse.names.directory_streams import DirectoryStreams, ListingEntry
+from gateway.fuse.names.journaled_streams import JournaledStreams
 from gateway.fuse.names.known_directories import Introductions
 from gateway.fuse.names.moved_names import MovedNames
+from gateway.fuse.names.new_inodes import NewInodes
+from gateway.holder.mount_journal import MountJournal
 from kvfs.base import clock, detach
+from kvfs.base.clock import file_time_ns
 from kvfs.base.errors import (
     Busy,
     Conflict,
+    EngineAway,
     Exists,
     Invalid,
     NameTooLong,
     NoLocks,
+    NotEmpty,
     NotFound,
     OtherVersion,
     Stale,
+    Unavailable,
     Unreached,
 )
 from kvfs.cluster.cluster_locks import Locks, LockTarget
@@ -46,17 +53,18 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
 from kvfs.node import Node
-from kvfs.tree import inodes, lifecycle, published_view, tree
-from kvfs.tree.private_files import is_given_way, make_way
+from kvfs.tree import published_view, tree
+from kvfs.tree.inodes import is_directory
+from kvfs.tree.lifecycle import Unsettled
 from kvfs.tree.tree import Removed
+from kvfs.vfs.names.settled_move import settled_rename
+from kvfs.vfs.names.visible_files import NoDataFile
+from kvfs.vfs.open import ChangesAllTheTime
+from kvfs.vfs.stage_records import new_record
 
-_TARGET_MAX: Final = 4095
-_KNOWN: Final = 0
-_PRIVATE: Final = 1
-_RESERVED: Final = 2
-_OVER: Final = 3
-"""How much others are told of a new name at once: everything; nothing; that it is taken; that it
-replaces another node's name that gives way."""
+if TYPE_CHECKING:
+    from kvfs.node.names.name_finder import NameFinder
+
 _SETTLING: Final = 40
 """Files that are opened at a time to be synced before a rename."""
 
@@ -64,30 +72,50 @@ _SETTLING: Final = 40
 class Operations:
     """The operations of one mount."""
 
-    def __init__(self, node: Node, open_files: OpenFiles) -> None:
+    def __init__(
+        self,
+        node: Node,
+        open_files: OpenFiles,
+        locks: Locks | None = None,
+        journal: MountJournal | None = None,
+    ) -> None:
+        """`locks`: those that the kernel leaves to this mount. `journal`: that of a mount which
+        outlives its daemon."""
         self.node = node
         self.engine = node.engine
         self.volume = node.volume
         self.holders = node.holders
         self.known = node.known
         self.coherence = node.coherence
-        self.store = node.files
+        self.names = node.names
         self.misses = node.mounts.misses
-        self.locks: Locks | None = None
-        """The locks that the kernel leaves to this mount."""
+        self.locks = locks
         self.open_files = open_files
         self.publishing = open_files.publishing
-        open_files.appends = node.appends
-        open_files.former_writers = node.former_writers
-        self.publishing.is_strict = self._is_strict
         self.ranges = Ranges(open_files)
         self._settling = trio.CapacityLimiter(_SETTLING)
-        self.orphans = Orphans(node.volume, open_files)
-        self.directories = DirectoryStreams(node)
+        self.orphans = open_files.orphans
+        self.attributes = LiveAttributes(node.volume, open_files, self.release)
+        self.new_inodes = NewInodes(node, open_files, self.orphans, self.unlink)
+        self.directories = (
+            DirectoryStreams(node) if journal is None else JournaledStreams(node, journal)
+        )
         self.introductions = Introductions(node.engine, node.known, node.holders)
         self.moved_names = MovedNames(node.engine)
-        self.overtaken_opens = OvertakenOpens(node.transfers, node.files)
+        self.overtaken_opens = OvertakenOpens(node.port, node.files)
         self.xattrs = Xattrs(node.engine, node.evictor, node.store.root)
+        self._link, self._unlink, self._rmdir = tree.link, tree.unlink, tree.rmdir
+        self._move: Callable[..., Removed | Unsettled | None] = settled_rename
+        if journal is not None:
+            self._keep(journal)
+
+    def _keep(self, journal: MountJournal) -> None:
+        """Notes changes of names in a mount's journal."""
+        self.new_inodes.keep(journal)
+        self._link = noted_changes.before(self._link, journal, 1)
+        self._unlink = noted_changes.after(self._unlink, journal, _ino_of)
+        self._rmdir = noted_changes.after(self._rmdir, journal, _ino_of)
+        self._move = noted_changes.moving(self._move, journal)
 
     # ---- names
 
@@ -99,8 +127,10 @@ class Operations:
         try:
             if self.coherence is not None:
                 await self._catch_up(self.coherence, parent, name)
-            if thread is not None and parent != ROOT_INODE and self._is_strict(parent):
+            if thread is not None and parent != ROOT_INODE and self.node.is_strict(parent):
                 ino, inode = await self._find_for(thread, parent, name)
+            elif self.names is not None and self.names.is_kept(parent):
+                ino, inode = await self._find_kept(self.names.finder, parent, name)
             else:
                 ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
         except Unreached as error:
@@ -119,11 +149,7 @@ class Operations:
             ino, inode = await self.introductions.read(lambda t: self._meet(t, parent, name))
         if not inode.nlink:
             raise Stale("the last link is gone")  # `.`, by a file handle
-        return ino, self.live(ino, inode)
-
-    def _is_strict(self, directory: int) -> bool:
-        """Returns whether other hosts see each change of names there at once."""
-        return self.coherence is not None and self.coherence.is_strict(namespace_of(directory))
+        return ino, self.attributes.live(ino, inode)
 
     async def _find_for(self, thread: int, parent: int, name: bytes) -> tuple[int, Inode]:
         """Like `_find`, for a thread that may be renaming what another host has just renamed."""
@@ -139,10 +165,31 @@ class Operations:
             await self.moved_names.found_unseen(parent, name, ino)
         return ino, inode
 
+    async def _find_kept(self, finder: "NameFinder", parent: int, name: bytes) -> tuple[int, Inode]:
+        """Like `_find`, for a name that other nodes may have if it is not here."""
+
+        def look(t: Transaction) -> tuple[int, Inode] | None:
+            try:
+                found = self._find(t, parent, name)
+            except NotFound:
+                return None
+            return None if finder.is_doubtful(t, *found) else found
+
+        found = await self.engine.read(look)
+        if found is None:
+            if not await self.node.port.find([(parent, name)]):
+                raise NotFound("no such name")
+            found = await self.engine.read(lambda t: self._find(t, parent, name))
+        return found
+
     async def _catch_up(self, coherence: Coherence, parent: int, name: bytes) -> None:
         """Makes the metadata replica as new as the parent's namespace demands."""
         if parent != ROOT_INODE:
-            await coherence.fresh(parent)
+            try:
+                await coherence.fresh(parent)
+            except Unreached:
+                if not await self.engine.read(lambda t: _is_certain(t, coherence, parent, name)):
+                    raise
         elif not await self.engine.read(lambda t: tree.exist(t, parent, [name])[0]):
             await coherence.fresh_root()
 
@@ -160,158 +207,25 @@ class Operations:
         self.introductions.meet(ino, inode)
         return ino, inode
 
-    async def read_directory(self, fh: int, offset: int, limit: int) -> list[ListingEntry]:
-        """See `DirectoryStreams.read`. The kernel may be told of each entry except those that
-        `introductions` finds strange."""
-        return await self.introductions.page(await self.directories.read(fh, offset, limit))
-
-    def live(self, ino: int, inode: Inode) -> Inode:
-        """Completes the record by the data file's own stat, where that is the truth. Changes
-        `inode`."""
-        if not stat.S_ISREG(inode.mode) or self._is_as_sealed(ino, inode):
-            atime = self.volume.atimes.get(ino)
-            if atime is not None:
-                inode.atime_ns = atime
-            return inode
-        st = self._data_stat(ino, inode.version)
-        return inode if st is None else completed(inode, st)
-
-    def _is_as_sealed(self, ino: int, inode: Inode) -> bool:
-        """Returns whether a file is what its record was sealed as. A program that has it open for
-        writing here sees its own changes, whatever another node has published and sealed since: the
-        file then counts as not sealed. Changes `inode`."""
-        if not inode.flags & Flag.SEALED:
-            return False
-        file = self.open_files.get(ino)
-        if file is None or not file.writers:
-            return True
-        inode.flags &= ~Flag.SEALED
-        return False
-
-    def _content(self, ino: int, opener: InodeOpener | None) -> OpenFile | None:
-        """Returns the content that the opener's inode has open, which other nodes may have
-        replaced."""
-        return None if opener is None else opener.content(self.open_files.get(ino))
-
-    def _data_stat(self, ino: int, version: int) -> os.stat_result | None:
-        """Returns the data file's own stat; None if it is missing or incomplete here, or the open
-        content is one that others have replaced."""
-        file = self.open_files.get(ino)
-        if file:
-            if file.is_partial or (file.version < version and not file.writers):
-                return None
-            return os.fstat(file.fd)
-        try:
-            return self.store.stat(ino, version)
-        except FileNotFoundError:
-            return None
-
-    async def getattr(self, ino: int, opener: InodeOpener | None = None) -> Inode:
-        """Returns attributes, with the access time that reads by passthrough left on the data file.
-        An open file has them even if another node has dropped its record. `opener`: the kernel's
-        inode, which has them as it was opened."""
-        content = self._content(ino, opener)
-        file = self.open_files.get(ino) if content is None else content
-        try:
-            inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
-        except Stale:
-            if file is None:
-                raise
-            return _removed(file)
-        if not stat.S_ISREG(inode.mode):
-            return inode
-        if content is not None and _is_replaced(content, inode):
-            return _as_opened(inode, content)
-        if file and file.armed and await self.publishing.disarm(file):
-            inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
-        return self.present(ino, inode)
-
-    def present(self, ino: int, inode: Inode) -> Inode:
-        """Returns a regular file's record like `live`; a sealed file's has the data file's access
-        time. Changes `inode`."""
-        st = self._data_stat(ino, inode.version)
-        if st is None:
-            return inode
-        if self._is_as_sealed(ino, inode):
-            inode.atime_ns = st.st_atime_ns
-            return inode
-        return completed(inode, st)
-
-    async def make_directory(
-        self, parent: int, name: bytes, mode: int, caller: Caller
-    ) -> tuple[int, Inode]:
-        """Makes a directory; at the top level a durable namespace."""
-        return await self._add(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+    async def introduced(self, directory: int, page: list[ListingEntry]) -> list[ListingEntry]:
+        """Returns the entries of a directory, of which the kernel may be told: except those that
+        are still elsewhere, and that `introductions` finds strange."""
+        elsewhere = [(directory, each.name) for each in page if each.is_elsewhere]
+        if elsewhere:
+            await self.node.port.find(elsewhere)
+            page = await self.engine.read(lambda t: _met(t, directory, page))
+        return await self.introductions.page(page)
 
     async def make_node(
         self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller
     ) -> tuple[int, Inode]:
-        """Makes a fifo, socket, device or empty regular file."""
+        """Makes a fifo, socket, device or empty regular file. Raises what `create` raises."""
         if stat.S_ISREG(mode):
             handle, ino, inode = await self.create(parent, name, mode, os.O_RDWR, caller)
             await self.publishing.publish(handle.file)
             await self.release(handle.fh)
             return ino, inode
-        return await self._add(parent, name, mode, caller, rdev=rdev)
-
-    async def make_symlink(
-        self, parent: int, name: bytes, target: bytes, caller: Caller
-    ) -> tuple[int, Inode]:
-        """Makes a symbolic link."""
-        if len(target) > _TARGET_MAX:
-            raise NameTooLong("a symbolic link's target holds at most 4,095 bytes")
-        return await self._add(
-            parent, name, stat.S_IFLNK | 0o777, caller, size=len(target), target=target
-        )
-
-    async def _add(
-        self,
-        parent: int,
-        name: bytes,
-        mode: int,
-        caller: Caller,
-        *,
-        ino: int = 0,
-        size: int = 0,
-        rdev: int = 0,
-        target: bytes = b"",
-        kind: int = _KNOWN,
-        is_leased: bool = False,
-    ) -> tuple[int, Inode]:
-        """Gives a new inode a name. `ino`: its number; 0: the next one. `is_leased`: the creator
-        appends to it."""
-        top = parent == ROOT_INODE  # a new namespace numbers its directory itself
-        if not top and not ino:
-            ino = await self.volume.allocate(namespace_of(parent))
-        now = now_ns()
-
-        def fn(t: Transaction) -> tuple[int, Inode]:
-            inode = Inode(
-                mode=mode,
-                uid=caller.uid,
-                gid=caller.gid,
-                nlink=1,
-                size=size,
-                atime_ns=now,
-                mtime_ns=now,
-                ctime_ns=now,
-                parent=parent,
-                name=name,
-                rdev=rdev,
-                target=target,
-                boot=self.node.boot if stat.S_ISREG(mode) else 0,
-                flags=Flag.RESERVED if kind == _RESERVED and t.node else 0,
-            )
-            if kind == _OVER:
-                make_way(t, parent, name)
-            made = tree.add(t, parent, name, ino, inode)
-            if is_leased and self.node.appends is not None:
-                self.node.appends.put(t, made)
-            if stat.S_ISDIR(mode):
-                self.known.add(made)
-            return made, tree.read_inode(t, made) if top else inode
-
-        return await self.engine.transact(fn, private=ino if kind == _PRIVATE else 0)
+        return await self.new_inodes.make_device(parent, name, mode, rdev, caller)
 
     async def readlink(self, ino: int) -> bytes:
         """Returns the target. Raises Invalid if it is no symbolic link."""
@@ -323,26 +237,40 @@ class Operations:
     async def link(self, ino: int, parent: int, name: bytes) -> Inode:
         """Gives a file another name."""
         _check_name(name)
-        now = now_ns()
-        inode = await self.engine.transact(lambda t: tree.link(t, ino, parent, name, now))
+        now = file_time_ns()
+        inode = await self.engine.transact(lambda t: self._link(t, ino, parent, name, now))
         self.orphans.named(ino)
-        return self.live(ino, inode)
+        return self.attributes.live(ino, inode)
 
     async def unlink(self, parent: int, name: bytes) -> int:
         """Removes a name and returns its inode; the file goes with its last name, once nobody holds
         it."""
-        now = now_ns()
-        removed = await self.engine.transact(lambda t: tree.unlink(t, parent, name, now, _keep))
+        now = file_time_ns()
+        removed = await self.engine.transact(lambda t: self._unlink(t, parent, name, now, _keep))
         self.orphans.removed(removed)
         return removed.ino
 
     async def rmdir(self, parent: int, name: bytes) -> int:
         """Removes an empty directory (at the top level a namespace) and returns its inode."""
-        now = now_ns()
-        removed = await self.engine.transact(lambda t: tree.rmdir(t, parent, name, now, _keep))
+        if self.names is not None and self.names.is_kept(parent):
+            await self._leave_empty(parent, name)
+        now = file_time_ns()
+        removed = await self.engine.transact(lambda t: self._rmdir(t, parent, name, now, _keep))
         self.orphans.removed(removed)
         self.orphans.removed(removed.marker)
         return removed.ino
+
+    async def _leave_empty(self, parent: int, name: bytes) -> None:
+        """Raises NotEmpty if a directory that is about to be removed holds files of other nodes."""
+
+        def look(t: Transaction) -> int:
+            found = tree.find(t, parent, name)
+            is_empty = found is not None and is_directory(found[1]) and tree.is_empty(t, found[0])
+            return found[0] if found is not None and is_empty else 0
+
+        directory = await self.engine.read(look)
+        if directory and not await self.node.port.may_remove(directory):
+            raise NotEmpty("the directory is not empty: other nodes have files in it")
 
     async def rename(
         self,
@@ -358,49 +286,41 @@ class Operations:
 
         Over a file of a durable namespace it waits until the new file's present data are on disk: a
         power cut must not take both."""
-        old, new = (old_parent, old_name), (new_parent, new_name)
-        ino = 0
+        whiteout, now = None, file_time_ns()
         if flags & tree.RENAME_WHITEOUT and old_parent != ROOT_INODE:
             ino = await self.volume.allocate(namespace_of(old_parent))
-        now = now_ns()
-
-        def move(t: Transaction) -> Removed | None:
-            if not ino:
-                return tree.rename(t, *old, *new, flags=flags, now=now, keep=_keep)
-            whiteout = ino, _new(stat.S_IFCHR, caller.uid, caller.gid, now)
-            return tree.rename_with_whiteout(
-                t, old, new, whiteout, flags=flags, now=now, keep=_keep
-            )
-
-        def move_settled(t: Transaction) -> Removed | lifecycle.Unsettled | None:
-            return lifecycle.unsettled_source(t, *old, *new) or move(t)
-
-        def move_same(t: Transaction) -> Removed | None:
-            found = tree.find(t, *old)
-            if found is None or found[0] != unsettled.ino:
-                raise Stale("another file has the name by now: look it up again")
-            return move(t)
-
-        replaced = await self.engine.transact(move_settled)
-        if isinstance(replaced, lifecycle.Unsettled):
-            unsettled = replaced
+            whiteout = ino, new_record(stat.S_IFCHR, caller.uid, caller.gid, now)
+        old, new = (old_parent, old_name), (new_parent, new_name)
+        move = partial(
+            self._move,
+            old=old,
+            new=new,
+            flags=flags,
+            now=now,
+            keep=_keep,
+            whiteout=whiteout,
+        )
+        replaced = await self.volume.rename(old, new, move, flags=flags)
+        if isinstance(replaced, Unsettled):
             await detach.aside()
-            await self._settle(*unsettled)
-            replaced = await self.engine.transact(move_same)
+            await self._settle(*replaced)
+            replaced = await self.engine.transact(partial(move, settled=replaced.ino))
+            assert not isinstance(replaced, Unsettled), "its file is settled"
         self.orphans.removed(replaced)
         return 0 if replaced is None else replaced.ino
 
     def rename_now(self, old: tuple[int, bytes], new: tuple[int, bytes]) -> int | None:
-        """Like `rename` without flags, on a lone node; returns None, and does nothing, if it has to
-        wait. Raises what `rename` raises."""
-        now = now_ns()
-
-        def move(t: Transaction) -> Removed | lifecycle.Unsettled | None:
-            unsettled = lifecycle.unsettled_source(t, *old, *new)
-            return unsettled or tree.rename(t, *old, *new, flags=0, now=now, keep=_keep)
-
-        replaced = self.node.local.transact_now(move)
-        if isinstance(replaced, lifecycle.Unsettled):
+        """Like `rename` without flags; returns None, and does nothing, if it has to wait. Raises
+        what `rename` raises."""
+        private = 0
+        if self.coherence is not None:
+            private = self.volume.private_of_rename(old[0], new[0])
+            if not private:
+                return None
+        move = partial(self._move, old=old, new=new, flags=0, now=file_time_ns(), keep=_keep)
+        done = self.node.near.try_now(move, private=private)
+        replaced = done.result
+        if not done.is_done or isinstance(replaced, Unsettled):
             return None
         self.orphans.removed(replaced)
         return 0 if replaced is None else replaced.ino
@@ -435,69 +355,29 @@ class Operations:
             return
         self.known.forget(ino)
         self.open_files.forget(ino)
+        self.overtaken_opens.forget(ino)
         self.orphans.let_go(ino)
+
+    async def run(self) -> None:
+        """Does what requests left for later, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.open_files.unrecorded.run)
+            nursery.start_soon(self.overtaken_opens.run)
+
+    async def leave(self) -> None:
+        """Records what closes could not, and leaves what is open to the next daemon: the mount goes
+        on."""
+        await self.open_files.unrecorded.close()
+        self.overtaken_opens.forget_all()
 
     async def close(self) -> None:
         """Publishes and closes what is open, and drops what only the kernel held: the mount has
         gone."""
         await self.open_files.release_all()
+        self.overtaken_opens.forget_all()
         self.holders.forget_all()
         self.known.forget_all()
         self.orphans.let_all_go()
-
-    # ---- attributes
-
-    async def setattr(
-        self, ino: int, valid: int, wanted: Attributes, opener: InodeOpener | None = None
-    ) -> Inode:
-        """Does chmod, chown, utimens and truncate, in any combination. Returns the attributes as
-        the opener's inode has them."""
-        if valid & Fattr.SIZE:
-            await self._truncate(ino, wanted.size)
-        now = now_ns()
-        changes = changes_of(valid, wanted, now)
-
-        def fn(t: Transaction) -> Inode:
-            if valid & Fattr.KILL_SUIDGID:
-                present = tree.read_inode(t, ino).mode
-                mode = present if changes.mode is None else stat.S_IFMT(present) | changes.mode
-                changes.mode = stat.S_IMODE(inodes.without_set_ids(mode))
-            return inodes.set_attributes(t, ino, changes, now)
-
-        inode = await self.engine.transact(fn, private=ino)
-        self.open_files.mode_changed(ino, inode.mode)
-        if valid & (Fattr.ATIME | Fattr.MTIME) and stat.S_ISREG(inode.mode):
-            self._stamp(ino, inode, valid)
-        content = self._content(ino, opener)
-        if content is not None and _is_replaced(content, inode):
-            return _as_opened(inode, content)
-        return self.live(ino, inode)
-
-    def _stamp(self, ino: int, inode: Inode, valid: int) -> None:
-        """Sets times on the data file too, which is the truth while the file is not sealed."""
-        self.volume.atimes.pop(ino, None)
-        st = self._data_stat(ino, inode.version)
-        if st is None:
-            return
-        times = (
-            inode.atime_ns if valid & Fattr.ATIME else st.st_atime_ns,
-            inode.mtime_ns if valid & Fattr.MTIME else st.st_mtime_ns,
-        )
-        if file := self.open_files.get(ino):
-            os.utime(file.fd, ns=times)
-        else:
-            os.utime(self.store.path(ino, inode.version), ns=times, follow_symlinks=False)
-
-    async def is_large(self, ino: int) -> bool:
-        """Returns whether truncating this file may take long."""
-        return (await self.getattr(ino)).blocks > LARGE_BLOCKS
-
-    async def _truncate(self, ino: int, size: int) -> None:
-        handle = await self.open_files.open(ino, os.O_WRONLY, None)
-        try:
-            await self.open_files.cut(handle.file, size)
-        finally:
-            await self.release(handle.fh)
 
     # ---- files
 
@@ -512,21 +392,32 @@ class Operations:
         """Opens a regular file, as one of this user's open files (None: the node's), for a thread
         of this host (0: for nobody). `opener`: the kernel's inode that is opened. Raises NoLocks if
         its locks could not be kept, TooManyOpenFiles."""
-        self._check_locks(ino)
-        if owner is not None and self._is_strict(ino):
+        self.check_locks(ino)
+        if owner is not None and self.node.is_strict(ino):
             await self._find_anew(thread, ino)
         try:
+            if owner is not None and self.coherence is not None and _reads(flags):
+                self.coherence.check_content(ino)
             if flags & os.O_APPEND and self.open_files.is_leased(ino, flags):
                 handle = await self.open_files.open_to_append(ino, flags, owner, thread, opener)
             else:
                 handle = await self.open_files.open(ino, flags, owner, opener)
-            self.overtaken_opens.ended(thread)
+            self.overtaken_opens.ended(thread, ino)
             return handle
-        except (Stale, Conflict) as error:
+        except EngineAway as error:
+            if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY:
+                raise Unavailable(str(error)) from error  # its last close is not recorded yet
+            raise
+        except (Stale, Conflict, ChangesAllTheTime) as error:
             if opener is None:
                 raise
-            is_again = self.overtaken_opens.failed(thread) or isinstance(error, Conflict)
-            if not is_again or self._is_strict(ino):
+            if (kept := self.overtaken_opens.take(ino)) is not None:
+                opened = await self._open_kept(ino, kept, flags, owner)
+                if opened is not None:
+                    self.overtaken_opens.ended(thread)
+                    return opened
+            is_again = self.overtaken_opens.failed(thread) or not isinstance(error, Stale)
+            if not is_again or self.node.is_strict(ino):
                 raise
             miss = OtherVersion(str(error))
             self.misses.found_nothing(miss)
@@ -535,96 +426,73 @@ class Operations:
             self.misses.found_nothing(error)
             raise
 
+    async def _open_kept(
+        self, ino: int, kept: KeptData, flags: int, owner: int | None
+    ) -> Handle | None:
+        """Opens what the look-up just before found, for reading, though the file has lost its last
+        name since; returns None where it has one, or is to be written to. Raises
+        TooManyOpenFiles."""
+        is_opened = False
+        try:
+            found = await self.engine.read(lambda t: tree.read_inodes(t, [ino])[0])
+            is_read = flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC
+            if not is_read or (found is not None and found.nlink):
+                return None
+            is_opened = True
+        finally:
+            if not is_opened:
+                os.close(kept.fd)
+        handle = self.open_files.open_descriptor(ino, kept.inode, kept.fd, flags, owner)
+        if found is not None:  # else the record was lost, or goes with its data by itself
+            self.orphans.lost_place(ino, kept.inode.version)
+        return handle
+
     async def _find_anew(self, thread: int, ino: int) -> None:
         """Makes the metadata replica as new as an open without a look-up demands."""
         if not self.moved_names.has_just_found(thread, ino) and self.coherence is not None:
             await self.coherence.fresh(ino)
 
     async def create(
-        self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        flags: int,
+        caller: Caller,
+        *,
+        is_kept: bool = False,
     ) -> tuple[Handle, int, Inode]:
         """Makes and opens a file. Waits, within a deadline, for space in a cache namespace.
+        `is_kept`: on a lone node it stays after a kill though it was never closed.
 
         Raises Exists, NoSpace, NotPermitted (top level), NameTooLong, NotFound,
         TooManyOpenFiles.
         """
         if self.node.locks is not None:
-            self._check_locks(parent)
+            self.check_locks(parent)
         namespace_id = namespace_of(parent)
         if self.node.evictor.pressed(namespace_id):
             await self.node.evictor.make_room(namespace_id)
         mode = stat.S_IFREG | stat.S_IMODE(mode)
         ino = 0 if parent == ROOT_INODE else await self.volume.allocate(namespace_id)
-        if self.coherence is None:
-            try:
-                return self.make_file(parent, name, mode, flags, ino, caller)
-            except Exists:
-                if flags & os.O_EXCL:
-                    raise
-            return await self._open_existing(parent, name, flags, caller)
-        self.open_files.begin_making(ino, caller.uid)
+        made = self.new_inodes
         try:
-            ino, inode = await self._add_file(parent, name, mode, flags, ino, caller)
-            handle = await self._make_data_file(parent, name, ino, inode, flags, caller.uid)
+            if self.coherence is None:
+                done = made.make_file_now(
+                    *(parent, name, mode, flags, ino, caller.uid, caller.gid), is_kept=is_kept
+                )
+                assert done is not None, "a lone node asks nobody"
+                handle, inode = done
+            else:
+                handle, inode = await made.make_file(parent, name, mode, flags, ino, caller)
+        except NoDataFile as failed:
+            await failed.undo()
         except Exists:
             if flags & os.O_EXCL:
                 raise
         else:
             return handle, ino, inode
-        finally:
-            self.open_files.end_making(ino, caller.uid)
         return await self._open_existing(parent, name, flags, caller)
-
-    def make_file(
-        self, parent: int, name: bytes, mode: int, flags: int, ino: int, caller: Caller
-    ) -> tuple[Handle, int, Inode]:
-        """Makes and opens a file on a lone node, at once. Raises what `create` raises, and
-        Exists."""
-        uid, gid, _ = caller
-        inode = _new(mode, uid, gid, now_ns())
-        inode.boot = self.node.boot
-
-        shares = self.open_files.shares
-        shares.take(uid)
-        try:
-            self.node.local.transact_now(lambda t: tree.add(t, parent, name, ino, inode), True)
-            try:
-                fd = self.store.create(ino, 0)
-            except BaseException:
-                detach.finish(self.unlink(parent, name))
-                raise
-        except BaseException:
-            shares.give(uid)
-            raise
-        return self.open_files.created(ino, inode, fd, flags, uid), ino, inode
-
-    async def _add_file(
-        self, parent: int, name: bytes, mode: int, flags: int, ino: int, caller: Caller
-    ) -> tuple[int, Inode]:
-        """Does the first step of a create. If two hosts make one name, neither with O_EXCL, both
-        succeed."""
-        is_leased = bool(flags & os.O_APPEND) and self.open_files.is_leased(parent, flags)
-        is_reserved = bool(flags & os.O_EXCL) or is_leased
-        kind = _RESERVED if is_reserved else _PRIVATE
-        try:
-            return await self._add(
-                *(parent, name, mode, caller), ino=ino, kind=kind, is_leased=is_leased
-            )
-        except Exists:
-            if is_reserved or not await self.engine.read(lambda t: is_given_way(t, parent, name)):
-                raise
-        return await self._add(*(parent, name, mode, caller), ino=ino, kind=_OVER)
-
-    async def _make_data_file(
-        self, parent: int, name: bytes, ino: int, inode: Inode, flags: int, owner: int
-    ) -> Handle:
-        """Does the second step of a create."""
-        try:
-            fd = self.store.create(ino, 0)
-        except BaseException:
-            await self.unlink(parent, name)
-            raise
-        return self.open_files.created(ino, inode, fd, flags, owner)
 
     async def _open_existing(
         self, parent: int, name: bytes, flags: int, caller: Caller
@@ -651,33 +519,6 @@ class Operations:
             await appends.take(found[0])
             appends.give_back(found[0])
 
-    async def tmpfile(
-        self, parent: int, mode: int, flags: int, caller: Caller
-    ) -> tuple[Handle, int, Inode]:
-        """O_TMPFILE: makes a file without a name, which link may give one."""
-        namespace_id = namespace_of(parent)
-        ino = await self.volume.allocate(namespace_id)
-        now = now_ns()
-        inode = _new(stat.S_IFREG | stat.S_IMODE(mode), caller.uid, caller.gid, now)
-        inode.boot = self.node.boot
-        self.open_files.begin_making(ino, caller.uid)
-        try:
-            await self._make_unlinked(parent, ino, inode)
-            self.orphans.made(ino)
-            fd = self.store.create(ino, 0)
-            return self.open_files.created(ino, inode, fd, flags, caller.uid), ino, inode
-        finally:
-            self.open_files.end_making(ino, caller.uid)
-
-    async def _make_unlinked(self, parent: int, ino: int, inode: Inode) -> None:
-        def fn(t: Transaction) -> None:
-            tree.add_unlinked(t, parent, ino, inode)
-
-        if self.coherence is None:
-            self.node.local.transact_unseen(fn)
-        else:
-            await self.engine.transact(fn, private=ino)
-
     async def flush(self, fh: int) -> None:
         """Publishes what was written: a descriptor of the handle was closed."""
         handle = self.open_files.handle(fh)
@@ -690,7 +531,7 @@ class Operations:
         if ino:
             self.orphans.let_go(ino)
 
-    def _check_locks(self, ino: int) -> None:
+    def check_locks(self, ino: int) -> None:
         """Refuses locks that should reach every node but would be left to this host's kernel
         unseen."""
         locks = self.node.locks
@@ -709,9 +550,9 @@ class Operations:
         """Returns when data and record survive power loss."""
         await self.publishing.sync(self.open_files.handle(fh).file, datasync=datasync)
 
-    async def sync_directory(self) -> None:
-        """Returns when all earlier changes of names survive power loss."""
-        await self.engine.sync()
+    async def sync_directory(self, ino: int) -> None:
+        """Returns when all earlier changes of names in a directory survive power loss."""
+        await self.node.volume.sync(ino)
 
     def file(self, fh: int) -> OpenFile:
         """Returns the open file behind a handle. Raises Stale."""
@@ -723,24 +564,30 @@ class Operations:
         return await self.node.space(namespace_of(ino))
 
 
+def _reads(flags: int) -> bool:
+    """Returns whether a file that is opened so may be read as it was."""
+    return flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_TRUNC
+
+
+def _is_certain(t: Transaction, coherence: Coherence, parent: int, name: bytes) -> bool:
+    """Returns whether a name of a cache is there, however long the engine is silent: a directory,
+    or a file that this node alone knows of."""
+    found = tree.find(t, parent, name)
+    if found is None:
+        return False
+    ino, inode = found
+    is_own = not inode.flags & Flag.PUBLISHED and published_view.is_here(t, ino, inode)
+    is_alone = is_own or coherence.is_alone(keys.file_entry(parent, name), ino)
+    return is_directory(inode) or (stat.S_ISREG(inode.mode) and is_alone)
+
+
+def _ino_of(removed: Removed) -> int:
+    return removed.ino
+
+
 def _keep(_: int) -> bool:
     # an orphan first: a kill between the record's end and the data file's must not leak the latter
     return True
-
-
-def _new(mode: int, uid: int, gid: int, now: int) -> Inode:
-    """Returns the record of an inode that has no name yet."""
-    return Inode(
-        mode=mode,
-        uid=uid,
-        gid=gid,
-        nlink=0,
-        atime_ns=now,
-        mtime_ns=now,
-        ctime_ns=now,
-        parent=0,
-        name=b"",
-    )
 
 
 def _check_name(name: bytes) -> None:
@@ -748,22 +595,10 @@ def _check_name(name: bytes) -> None:
         raise NameTooLong(f"a name holds at most {NAME_MAX} bytes")
 
 
-def _is_replaced(content: OpenFile, inode: Inode) -> bool:
-    """Returns whether a file has another content than the one that is open."""
-    return content.version < inode.version and not content.writers
-
-
-def _as_opened(inode: Inode, content: OpenFile) -> Inode:
-    """Returns a record with size and times of a content that was replaced."""
-    if not content.is_partial:
-        return completed(inode, os.fstat(content.fd))
-    former = content.record
-    inode.size, inode.blocks = former.size, former.blocks
-    inode.mtime_ns = former.mtime_ns
-    return inode
-
-
-def _removed(file: OpenFile) -> Inode:
-    """Returns a record for an open file whose own has gone."""
-    inode = msgspec.structs.replace(file.record, nlink=0, flags=file.record.flags & ~Flag.SEALED)
-    return inode if file.is_partial else completed(inode, os.fstat(file.fd))
+def _met(t: Transaction, directory: int, page: Sequence[ListingEntry]) -> list[ListingEntry]:
+    """Returns the entries with what is known here by now of those that were elsewhere."""
+    found: list[ListingEntry] = []
+    for each in page:
+        met = tree.find(t, directory, each.name) if each.is_elsewhere else None
+        found.append(each if met is None else ListingEntry(each.following, each.name, *met))
+    return found

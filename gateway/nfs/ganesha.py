@@ -106,7 +106,9 @@ class Ganesha:
                     await self._silent.wait()
                 nursery.cancel_scope.cancel()
             if not self.ready.is_set():
-                raise Unavailable(f"NFS-Ganesha does not start: {self._why()}")
+                raise Unavailable(
+                    f"NFS-Ganesha does not start: {self.complaint or 'it says nothing'}"
+                )
             code = await process.wait()
         finally:
             with trio.CancelScope(shield=True):
@@ -122,9 +124,6 @@ class Ganesha:
 
             nursery.start_soon(until, self.ready.wait)
             nursery.start_soon(until, process.wait)
-
-    def _why(self) -> str:
-        return self.complaint or "it says nothing"
 
     def end(self) -> None:
         """Makes it end; `run` returns then."""

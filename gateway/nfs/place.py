@@ -92,7 +92,7 @@ class NfsDirectories:
         for name in ("null", "urandom"):
             (self.root / "dev" / name).touch()
         self._state.mkdir(mode=0o700, exist_ok=True)
-        self._bind(self._state, self.root / "state")
+        self._mount(os.fsencode(self._state), self.root / "state", _MS_BIND)
         flags = _MS_NOSUID | _MS_NODEV
         self._mount(b"kvfs-nfs", self.exports, flags, "tmpfs", "mode=700,size=1m")
         self._mount(b"none", self.exports, _MS_SHARED)
@@ -190,9 +190,6 @@ class NfsDirectories:
         fresh = target.with_name(f".{target.name}.new")
         fresh.write_bytes(content.encode() if isinstance(content, str) else content)
         fresh.replace(target)
-
-    def _bind(self, source: Path, target: Path) -> None:
-        self._mount(os.fsencode(source), target, _MS_BIND)
 
     def _mount(
         self, source: bytes, target: Path, flags: int, kind: str = "", options: str = ""

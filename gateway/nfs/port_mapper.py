@@ -13,6 +13,8 @@ from typing import Final
 
 import trio
 
+from kvfs.base.descriptors import closing
+
 SOCKET: Final = "rpcbind.sock"
 _LAST: Final = 1 << 31
 """The bit of a record's mark for its last fragment; the rest is its length (RFC 5531, 11)."""
@@ -32,11 +34,8 @@ async def serve(
     listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     with listener:
         # The path of a store may be longer than a socket's address can be.
-        number = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as number:
             await listener.bind(f"/proc/self/fd/{number}/{SOCKET}")
-        finally:
-            os.close(number)
         listener.listen(_CALLERS)
         limit = trio.CapacityLimiter(_CALLERS)
         async with trio.open_nursery() as nursery:

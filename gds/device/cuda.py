@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gds.device.cuda_driver import pin, unpin
+from gds.device.cuda_driver import copy_async, pin, unpin
 from gds.device.devices import Mark, Queue, Staging, Work, first_line
 from gds.device.pinned import PinnedPool
 from kvfs.base.errors import NoSpace, Unavailable
@@ -89,15 +89,33 @@ class CudaQueue:
         self._stream = torch.cuda.Stream(device)
 
     def submit(self, work: Work, after: Sequence[Mark] = ()) -> Mark:
-        try:
+        with self._settled():
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                for mark in after:
-                    assert isinstance(mark, CudaMark)
-                    self._stream.wait_event(mark.event)
+                self._wait_for(after)
                 work()
             return CudaMark(self._stream)
+
+    def copy(self, to: torch.Tensor, staged: torch.Tensor, after: Sequence[Mark] = ()) -> Mark:
+        with self._settled():
+            self._wait_for(after)
+            handle = self._stream.cuda_stream
+            refused = copy_async(to.data_ptr(), staged.data_ptr(), len(staged), handle)
+            if refused:
+                raise Unavailable(f"{self._device}: {refused}")
+            return CudaMark(self._stream)
+
+    def _wait_for(self, after: Sequence[Mark]) -> None:
+        for mark in after:
+            assert isinstance(mark, CudaMark)
+            self._stream.wait_event(mark.event)
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Waits for what the block queued if it fails: that has no mark, and its memory is about to
+        go."""
+        try:
+            yield
         except BaseException as error:
-            # What was queued before it failed has no mark, and its memory is about to go.
             with contextlib.suppress(RuntimeError):
                 self._stream.synchronize()
             if isinstance(error, RuntimeError):
@@ -116,7 +134,8 @@ class CudaMark:
 
     def wait(self) -> None:
         with _translated(self._device), torch.cuda.device(self._device):
-            self.event.synchronize()
+            if not self.event.query():  # who waits is woken late
+                self.event.synchronize()
 
 
 @contextlib.contextmanager

@@ -4,12 +4,17 @@ One asks which GPUs this process may use, without torch and without a context on
 only for a process that is about to use a GPU, or ends soon: a process that has asked cannot lend
 CUDA to processes that it forks.
 
-The other pins memory: if CUDA's runtime is refused that, the thread's next work on a GPU reports it
+Another pins memory: if CUDA's runtime is refused that, the thread's next work on a GPU reports it
 as its own failure; the driver tells only the caller.
+
+The last copies to a GPU, in one call that keeps the interpreter's lock: it takes some microseconds,
+and a thread that lets go of the lock gets it back when the other threads had theirs.
 """
 
 import contextlib
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 _LIBRARY: Final = "libcuda.so.1"
@@ -75,6 +80,20 @@ def unpin(address: int, library: str = _LIBRARY) -> None:
         _call(ctypes.CDLL(library), "cuMemHostUnregister", ctypes.c_void_p(address))
 
 
+def copy_async(to: int, source: int, size: int, stream: int) -> str:
+    """Queues a copy of `size` bytes of pinned memory to a GPU in a stream of it. The thread must
+    have a context there. Returns the reason if it is refused, else an empty text."""
+    code = _copy_call()(to, source, size, stream)
+    return _reason(ctypes.CDLL(_LIBRARY), code) if code else ""
+
+
+@functools.cache
+def _copy_call() -> Callable[[int, int, int, int], int]:
+    call = ctypes.PyDLL(_LIBRARY).cuMemcpyHtoDAsync_v2
+    call.argtypes = ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+    return call
+
+
 def _gpu(cuda: ctypes.CDLL, at: int) -> Gpu:
     device, total = ctypes.c_int(), ctypes.c_size_t()
     _call(cuda, "cuDeviceGet", ctypes.byref(device), ctypes.c_int(at))
@@ -99,9 +118,13 @@ def _text(cuda: ctypes.CDLL, call: str, size: int, device: ctypes.c_int) -> str:
 def _call(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:
     code = getattr(cuda, name)(*arguments)
     if code:
-        said = ctypes.c_char_p()
-        cuda.cuGetErrorString(code, ctypes.byref(said))
-        raise _Refused((said.value or f"error {code}".encode()).decode(errors="replace"))
+        raise _Refused(_reason(cuda, code))
+
+
+def _reason(cuda: ctypes.CDLL, code: int) -> str:
+    said = ctypes.c_char_p()
+    cuda.cuGetErrorString(code, ctypes.byref(said))
+    return (said.value or f"error {code}".encode()).decode(errors="replace")
 
 
 def _version(number: int) -> str:

@@ -15,6 +15,7 @@ Invariants
 
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -24,11 +25,15 @@ from gds.device.double_buffer import DoubleBuffer
 from gds.io.source import SourceFile
 from gds.io.target import STAGE_BYTES, Lane, Target
 from gds.io.timings import Stage, during
-from gds.plan.load_plan import InPlace, LoadPlan
+from gds.plan.load_plan import READ_BYTES, InPlace, LoadPlan
 from gds.plan.pages import PAGE_BYTES, page_down, page_up
 from kvfs.base.errors import NoSpace
 
 ALIGN_BYTES: Final = 16
+CACHED_BYTES: Final = 8 << 20
+"""Bytes of one read and copy of data in the page cache: the processor's cache still has a buffer
+when it is copied, and when it is read into again. Shorter ones have the threads wait for the
+interpreter's lock."""
 
 
 class DeviceTarget(Target):
@@ -116,14 +121,26 @@ class DeviceLane(Lane):
         self._scratch: torch.Tensor | None = None
 
     def read_in_place(self, source: SourceFile, step: InPlace) -> None:
-        pages = page_up(step.end) - page_down(step.begin)
-        staging = self.staging()
-        source.read_into(staging.memory[:pages], step.begin, step.end)
-        skip = step.begin % PAGE_BYTES
-        staged = staging.raw[skip : skip + step.end - step.begin]
+        is_cached = source.is_cold(step.begin, step.end) is False
+        size = CACHED_BYTES if is_cached else READ_BYTES
         to = self._target.span(step)
-        with during(Stage.COPY, len(staged)):
-            self._send(step.run, functools.partial(to.copy_, staged, non_blocking=True))
+        after = [self._target.ready(step.run)]
+        for begin, end in pieces(step.begin, step.end, size):
+            staging = self.staging()
+            page = staging.memory[: page_up(end) - page_down(begin)]
+            source.read_into(page, begin, end, is_cached=is_cached)
+            skip = begin % PAGE_BYTES
+            with during(Stage.COPY, end - begin):
+                staged = staging.raw[skip : skip + end - begin]
+                there = to[begin - step.begin : end - step.begin]
+                if staging.refused:  # the driver waits in such a copy
+                    work = functools.partial(there.copy_, staged, non_blocking=True)
+                    mark = self._queue.submit(work, after)
+                else:
+                    mark = self._queue.copy(there, staged, after)
+                self._turns.copied_at(mark)
+            after = []
+        self._target.landing(step.run, self._queue, mark)
 
     def staging(self) -> Staging:
         return self._turns.take()
@@ -167,3 +184,11 @@ class DeviceLane(Lane):
             self._turns.close()
         finally:
             self._scratch = None
+
+
+def pieces(begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yields the parts of [begin, end) between multiples of `size`. Pure."""
+    while begin < end:
+        middle = min((begin // size + 1) * size, end)
+        yield begin, middle
+        begin = middle

@@ -41,6 +41,11 @@ class Queue(Protocol):
         as they are, until the mark is reached. Raises Unavailable, NoSpace, and what `work` raises;
         nothing of it is under way then."""
 
+    def copy(self, to: torch.Tensor, staged: torch.Tensor, after: Sequence[Mark] = ()) -> Mark:
+        """Queues a copy of bytes of a lent buffer, a pinned one, to as many of this device's
+        memory, as `submit` queues work, in fewer calls. The calling thread has entered the device.
+        Raises Unavailable."""
+
 
 class Device(Protocol):
     """One device, for one load. Any thread may use it."""

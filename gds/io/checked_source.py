@@ -52,7 +52,7 @@ class CheckedSource(SourceFile):
             self.check_unchanged()
             raise Damaged(f"{self.where}: its header, or what follows it, is not what was stored")
 
-    def read_into(self, page: memoryview, begin: int, end: int) -> None:
+    def read_into(self, page: memoryview, begin: int, end: int, *, is_cached: bool = False) -> None:
         """See `SourceFile.read_into`. Raises Damaged and Conflict as well."""
         base = page_down(begin)
         first = min(-(-begin // CHUNK_BYTES) * CHUNK_BYTES, end)
@@ -61,7 +61,7 @@ class CheckedSource(SourceFile):
             self._copy(page[begin - base : first - base], begin)
             if first < last:
                 whole = page[first - base : page_up(last) - base]
-                super().read_into(whole, first, last)
+                super().read_into(whole, first, last, is_cached=is_cached)
                 self._check(page[first - base : last - base], first)
             self._copy(page[last - base : end - base], last)
 

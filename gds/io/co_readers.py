@@ -4,7 +4,6 @@ It is a read lock on one byte far beyond all files' ends, of the open file: it e
 descriptor, however the process ends. A write lock on the whole file is refused meanwhile.
 """
 
-import contextlib
 import fcntl
 import os
 import struct
@@ -15,10 +14,14 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """Kind, whence, start, length, process: struct flock."""
 
 
-def join(fd: int) -> None:
-    """Tells others that the file open as `fd`, for reading, is being loaded, until it is closed."""
-    with contextlib.suppress(OSError):  # a filesystem without locks
+def join(fd: int) -> bool:
+    """Tells others that the file open as `fd`, for reading, is being loaded, until it is closed.
+    Returns False on a filesystem without locks, where loads do not find each other."""
+    try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK))
+    except OSError:
+        return False
+    return True
 
 
 def has_company(fd: int) -> bool:

@@ -7,12 +7,8 @@ import mmap
 import os
 from typing import Final
 
+from kvfs.datastore.kernel import filesystem_magic
 from kvfs.datastore.kernel.cachestat import cachestat
-
-_FUSE: Final = 0x65735546
-_STATFS_WORDS: Final = 32
-"""More than a struct statfs has; the first is the filesystem's kind."""
-
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _page_bytes: Final = mmap.PAGESIZE
@@ -34,8 +30,7 @@ def cached_bytes(fd: int, offset: int, length: int) -> int | None:
 
 def _may_be_behind(fd: int) -> bool:
     """Returns whether the file's data may be cached as another file's (FUSE passthrough)."""
-    found = (ctypes.c_long * _STATFS_WORDS)()
-    return not _libc.fstatfs(fd, ctypes.byref(found)) and found[0] == _FUSE
+    return filesystem_magic.magic_of(fd) == filesystem_magic.FUSE
 
 
 def _is_told(fd: int) -> bool:

@@ -7,9 +7,9 @@ Choice, for each read
   the cache to others: if that memory lies in huge pages. A request to a disk has a limited number
   of segments, and is small if each is a page of 4 KiB (measured on virtio, cold: 3.0 GB/s into huge
   pages, 0.8 into small ones, 1.1 to 1.9 buffered).
-- Data that others on this host load too, other ranks of a model, go through the page cache while
-  they do: they come from the disk once. If each rank reads all of them, they go there even while no
-  other rank is seen: ranks start seconds apart, and find them.
+- Data that others on this host load too (ranks of a model, servers that have the same one) go
+  through the page cache while they do: they come from the disk once. If each rank reads all of
+  them, they go there even while no other rank is seen: ranks start seconds apart, and find them.
 - Small cold pieces that nobody else wants are read past it many at once (`gds.io.small_pieces`), if
   the disk's blocks are smaller than pages; else through it, announced.
 - On a filesystem without O_DIRECT everything is buffered.
@@ -55,24 +55,25 @@ class SourceFile:
         asked = None if self._direct_fd is None else alignment(fd)
         self._block = None if asked is None else asked.block
 
-    def share(self, *, is_common: bool) -> None:
-        """Makes this load known to others that may load the file too, and considers theirs.
-        `is_common`: they will read everything that is read here, if not now then soon."""
-        co_readers.join(self.fd)
-        self._is_shared = True
+    def share(self, *, is_rank: bool, is_common: bool) -> None:
+        """Makes this load known to others that may load the file too, and considers theirs: those
+        of its model's other ranks (`is_rank`) also where they cannot be seen. `is_common`: they
+        will read everything that is read here, if not now then soon."""
+        self._is_shared = co_readers.join(self.fd) or is_rank
         self._is_common = is_common
 
-    def read_into(self, page: memoryview, begin: int, end: int) -> None:
+    def read_into(self, page: memoryview, begin: int, end: int, *, is_cached: bool = False) -> None:
         """Reads the file's bytes [begin, end) into `page`, memory that begins and ends at multiples
         of a page and whose first byte is that of the page in which `begin` lies. The bytes around
-        them in their first and last page may be read too.
+        them in their first and last page may be read too. `is_cached`: the caller found them not
+        to be cold (`is_cold`), so it is not asked again.
 
         Raises Corrupt (the file ends before, or the disk cannot read it), OSError."""
         with during(Stage.READ, end - begin):
-            self._read_into(page, begin, end)
+            self._read_into(page, begin, end, is_cached)
 
-    def _read_into(self, page: memoryview, begin: int, end: int) -> None:
-        is_cold = self.is_cold(begin, end)
+    def _read_into(self, page: memoryview, begin: int, end: int, is_cached: bool) -> None:
+        is_cold = not is_cached and self.is_cold(begin, end)
         if self._direct_fd is not None and is_cold and is_huge(len(page)) and self.is_alone():
             try:
                 first = page_down(begin)

@@ -23,6 +23,7 @@ from gds.io import native_aio
 from gds.io.direct_io import Alignment, alignment, alignment_in
 from gds.io.memory import huge_pages
 from gds.probe import numa
+from kvfs.base.descriptors import closing
 from kvfs.datastore.kernel.filesystem_probe import mount_of
 
 _NEED_NVME: Final = ("ext4", "xfs")
@@ -208,11 +209,8 @@ def torch_package(found: Package) -> Package:
 def _alignment(path: str | os.PathLike[str]) -> Alignment | None:
     if os.path.isdir(path):
         return alignment_in(path)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as fd:
         return alignment(fd)
-    finally:
-        os.close(fd)
 
 
 def _module(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 
 from gds.io.memory import allocate
 from gds.io.page_cache import cached_bytes
+from kvfs.base.descriptors import closing
 from kvfs.base.errors import Corrupt, NotSupported
 from kvfs.base.units import format_size
 
@@ -137,11 +138,8 @@ def timed(threads: int, offsets: Iterable[int], work: Callable[[int, int], None]
 @contextlib.contextmanager
 def _opened(fd: int, flags: int) -> Iterator[int]:
     """Opens the same file once more."""
-    own = os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
-    try:
+    with closing(os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)) as own:
         yield own
-    finally:
-        os.close(own)
 
 
 def _backed(size: int) -> memoryview:

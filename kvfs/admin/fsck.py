@@ -20,10 +20,11 @@
 | damaged_base | the base of the metadata is not as it was taken | a new one is taken |
 | damaged_journal | the metadata's journal cannot be read to its end | what follows is taken |
 
-For a member of a cluster only the data files that it holds are checked: its metadata are the
-engine's. Damage there is named and not repaired: the running node gets it from others that have it,
-and reports it if none do. If its replica went back to damage in its journal, the engine may know
-what the replica does not: that is for the running node to judge (`stale_data_gc`).
+For a member of a cluster the data files that it holds are checked, and the records of namespaces
+whose names are its own (`--coherence peer`), which nobody else has: all other metadata are the
+engine's. Damage of the data is named and not repaired: the running node gets them from others that
+have them, and reports it if none do. If its replica went back to damage in its journal, the engine
+may know what the replica does not: that is for the running node to judge (`stale_data_gc`).
 
 The remains of a kill that the next start handles (orphans, unpublished files) are no problem. Reads
 page by page: memory does not grow with the number of files.
@@ -36,15 +37,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from kvfs.admin.fsck_records import RecordCheck, name_of
-from kvfs.admin.problem import Problem
+from kvfs.admin.fsck_records import Problem, RecordCheck, name_of
+from kvfs.base.descriptors import closing
 from kvfs.base.errors import Corrupt
 from kvfs.datastore.checksum import FileChecksum, checksum
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index, IndexEntry, Sealed, Table
 from kvfs.datastore.quarantine_directory import Quarantined, Reason
 from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
+from kvfs.meta.replica.local_namespaces import marked
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.vfs.quarantine import kinds_of, put_away
 
@@ -65,15 +68,18 @@ class Fsck:
         *,
         checksums: bool = False,
         is_behind: bool = False,
+        before_repair: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_behind`: the engine is a replica that may lack what its cluster has."""
+        """`is_behind`: the engine is a replica that may lack what its cluster has. `before_repair`
+        is called before each change."""
         self._engine = engine
         self._files = files
         self._index = index
         self._checksums = checksums
         self._node = engine.read_now(lambda t: t.node)
         self._is_behind = is_behind
-        self._records = RecordCheck(engine)
+        self._before_repair = before_repair
+        self._records = RecordCheck(engine, engine.read_now(_own) if self._node else None)
         self._quarantined: dict[tuple[int, int], list[Quarantined]] = {}
 
     def check(self) -> Iterator[Problem]:
@@ -81,8 +87,7 @@ class Fsck:
         self._quarantined.clear()
         for each in self._files.quarantined():
             self._quarantined.setdefault((each.ino, each.version), []).append(each)
-        if not self._node:
-            yield from self._records.problems()
+        yield from self._records.problems()
         yield from self._of_data_files()
         for key, value in self._records.pages(b"i", b"j"):
             inode = unpack_inode(value)
@@ -96,12 +101,13 @@ class Fsck:
         """Repairs what it can, and yields each repaired problem; then checks again, until nothing
         is found.
 
-        Raises Corrupt when that does not come to an end, NoSpace, ReadOnly.
+        Raises Corrupt when that does not come to an end, NoSpace, ReadOnly, OSError.
         """
         for _ in range(_ROUNDS):
             mended = 0
             for problem in self.check():
                 if problem.mend is not None:
+                    self._before_repair()
                     problem.mend()
                     mended += 1
                     yield problem
@@ -259,15 +265,19 @@ class Fsck:
         inode = self._record(ino)
         if inode is None:
             return
-        fd = self._files.open_unseen(ino, version)
-        try:
+        with closing(self._files.open_unseen(ino, version)) as fd:
             found = checksum(fd, inode.size)
             blocks = os.fstat(fd).st_blocks
-        finally:
-            os.close(fd)
         self._index.remove([ino])
         chunks = found.chunks if found is not None else b""
         self._index.store([Sealed(ino, version, chunks, blocks)])
+
+
+def _own(t: Transaction) -> list[bytes]:
+    """Returns the ids of the namespaces whose names are this node's own, but of removed ones, of
+    which the running node drops what is left."""
+    spaces = sorted(keys.pack_u16(each) for each in marked(t))
+    return [each for each in spaces if t.get(keys.NAMESPACE + each) is not None]
 
 
 def _is_whole(kept: Quarantined, inode: Inode) -> bool:

@@ -7,15 +7,15 @@ number>`.
 """
 
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
-from kvfs.admin.problem import Problem
 from kvfs.base.printable import printable
 from kvfs.datastore.index import Table
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
+from kvfs.meta.local_keys import is_local_key
 from kvfs.meta.records import (
     ROOT_INODE,
     Flag,
@@ -30,6 +30,21 @@ from kvfs.meta.records import (
 from kvfs.tree import namespaces
 from kvfs.tree.inodes import BLOCK, drop_inode, write_inode
 
+
+class Problem(NamedTuple):
+    """One inconsistency."""
+
+    kind: str
+    """One of the kinds listed in `fsck`."""
+    subject: str
+    detail: str
+    mend: Callable[[], None] | None
+    """Repairs it; None if only a person can decide."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.subject}: {self.detail}"
+
+
 _PAGE: Final = 1024
 Pair = tuple[bytes, bytes]
 
@@ -37,20 +52,23 @@ Pair = tuple[bytes, bytes]
 class RecordCheck:
     """Checks the engine's records against each other."""
 
-    def __init__(self, engine: Table) -> None:
+    def __init__(self, engine: Table, spaces: Sequence[bytes] | None = None) -> None:
+        """`spaces`: the ids, as keys have them, of namespaces whose names are each node's own, of
+        which alone the keys that are this node's are checked; None: all is."""
         self._engine = engine
+        self._spaces = spaces
 
     def problems(self) -> Iterator[Problem]:
         """Yields every problem once; repairing one while the iteration goes on is fine."""
         usage: dict[int, Usage] = {}
-        for key, value in self.pages(b"i", b"j"):
+        for key, value in self._all_of(keys.INODE):
             ino, inode = keys.unpack_u64(key, 1), unpack_inode(value)
             if not _is_top(ino):
                 counted = usage.setdefault(namespace_of(ino), Usage())
                 counted.bytes += BLOCK * inode.blocks
                 counted.inodes += 1
             yield from self._of_inode(ino, inode)
-        for key, value in self.pages(b"e", b"f"):
+        for key, value in self._all_of(keys.ENTRY):
             yield from self._of_entry(key, keys.unpack_u64(value))
         yield from self._of_lists()
         yield from self._of_usage(usage)
@@ -60,6 +78,16 @@ class RecordCheck:
         while page := self._engine.read_now(partial(_page, start=start, end=end)):
             yield from page
             start = page[-1][0] + b"\0"
+
+    def _all_of(self, kind: bytes) -> Iterator[Pair]:
+        """Yields the pairs of a class that are checked."""
+        if self._spaces is None:
+            yield from self.pages(kind, keys.after(kind))
+            return
+        for space in self._spaces:
+            for pair in self.pages(kind + space, keys.after(kind + space)):
+                if is_local_key(pair[0], self._spaces):
+                    yield pair
 
     def _of_inode(self, ino: int, inode: Inode) -> Iterator[Problem]:
         if ino != ROOT_INODE and inode.nlink and not self._is_reachable(ino, inode):
@@ -108,15 +136,15 @@ class RecordCheck:
     def _of_lists(self) -> Iterator[Problem]:
         """Yields keys that hang on an inode which is gone, or which is in another state than they
         say."""
-        for key, _ in self.pages(b"o", b"p"):
+        for key, _ in self._all_of(keys.ORPHAN):
             yield from self._stale(key, "orphan", lambda inode: not inode.nlink)
-        for key, _ in self.pages(b"u", b"v"):
+        for key, _ in self._all_of(keys.UNSEALED):
             yield from self._stale(key, "unsealed", lambda inode: stat.S_ISREG(inode.mode))
-        for key, _ in self.pages(b"w", b"x"):
+        for key, _ in self._all_of(keys.UNPUBLISHED):
             yield from self._stale(key, "unpublished", lambda i: not i.flags & Flag.PUBLISHED)
-        for key, _ in self.pages(b"x", b"y"):
+        for key, _ in self._all_of(keys.XATTR):
             yield from self._stale(key, "extended attribute", lambda _inode: True)
-        for key, _ in self.pages(b"b", b"c"):
+        for key, _ in self._all_of(b"b"):
             yield from self._stale(key, "link", lambda inode: inode.nlink > 1)
 
     def _stale(self, key: bytes, kind: str, fits: Callable[[Inode], bool]) -> Iterator[Problem]:
@@ -128,6 +156,8 @@ class RecordCheck:
 
     def _of_usage(self, usage: dict[int, Usage]) -> Iterator[Problem]:
         for each in self._engine.read_now(namespaces.list_all):
+            if self._spaces is not None and keys.pack_u16(each.id) not in self._spaces:
+                continue
             counted = usage.get(each.id, Usage())
             if counted != each.usage:
                 yield Problem(

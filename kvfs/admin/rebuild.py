@@ -7,6 +7,7 @@
 | described, damaged, durable | quarantined; it gets no name |
 | not described, of a durable namespace | `lost+found-<inode number>` at the top of it |
 | not described or damaged, of a cache | unlinked; so is an empty one that is not described |
+| not damaged, and a node's replica knew it | the record that the replica had, with its names |
 
 Invariants
 - Files in quarantine because no record named them take part, as if they lay in their places.
@@ -22,7 +23,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
@@ -45,6 +46,15 @@ _BATCH: Final = 64
 _THREADS: Final = 4
 
 
+class _Known(NamedTuple):
+    """The findings of a record on a data file."""
+
+    is_published: bool
+    size: int
+    sums: FileChecksum | None
+    """The checksums of a sealed record that agrees with this node's index."""
+
+
 class DataFileRead(NamedTuple):
     """The findings on one data file."""
 
@@ -56,6 +66,8 @@ class DataFileRead(NamedTuple):
     """None: it could not be read."""
     is_known: bool = False
     """Whether there is a record of this content, so that it was not read."""
+    is_recorded: bool = False
+    """Whether there is a record with a name, of this version or one before it."""
 
     @property
     def is_damaged(self) -> bool:
@@ -83,8 +95,15 @@ class Rebuild:
     node's."""
 
     def __init__(
-        self, engine: Blocking, files: DataFiles, index: Index, owner: DirectoryOwner
+        self,
+        engine: Blocking,
+        files: DataFiles,
+        index: Index,
+        owner: DirectoryOwner,
+        own: Container[int] = (),
     ) -> None:
+        """`own`: namespaces whose files are this node's own, of which it keeps the records."""
+        self._own = own
         self._engine = engine
         self._files = files
         self._index = index
@@ -104,7 +123,7 @@ class Rebuild:
         Raises OSError, KvfsError."""
         self._restore_quarantined()
         greatest: dict[int, int] = {}
-        for ino, _ in self._files.scan():
+        for ino, _ in self._scan():
             greatest[namespace_of(ino)] = max(ino, greatest.get(namespace_of(ino), 0))
         nameless: list[DataFileRead] = []
         for batch in _batches(self._read_all(progress)):
@@ -116,6 +135,9 @@ class Rebuild:
             self._add(batch)
         return self.counts
 
+    def _scan(self) -> Iterator[tuple[int, int]]:
+        return (name for name in self._files.scan() if namespace_of(name[0]) not in self._own)
+
     def _restore_quarantined(self) -> None:
         for each in list(self._files.quarantined()):
             if each.reason is not Reason.DAMAGED:
@@ -124,35 +146,32 @@ class Rebuild:
 
     def _read_all(self, progress: Callable[[int], None]) -> Iterator[DataFileRead]:
         with ThreadPoolExecutor(_THREADS) as threads:
-            for names in _batches(self._files.scan()):
-                for read in threads.map(self._read, names, self._known_sums(names)):
+            for names in _batches(self._scan()):
+                known = self._known(names)
+                for read in threads.map(self._read, names, known):
                     if read is not None:
                         progress(read.stat.st_size)
                         yield read
 
-    def _known_sums(self, names: list[tuple[int, int]]) -> list[tuple[int, FileChecksum] | None]:
-        """Returns size and checksums of each file with a sealed record that agrees with this node's
-        index: another node's replica knew the file."""
+    def _known(self, names: list[tuple[int, int]]) -> list["_Known | None"]:
+        """Returns what is known of each file that has a record with a name: a node's replica knew
+        it, or a data file before."""
         inodes = self._engine.read_now(lambda t: read_inodes(t, [ino for ino, _ in names]))
-        found: list[tuple[int, FileChecksum] | None] = []
+        found: list[_Known | None] = []
         for (ino, version), inode in zip(names, inodes, strict=True):
-            entry = self._index.get(ino)
-            is_so = (
-                inode is not None
-                and entry is not None
-                and inode.flags & Flag.SEALED
-                and version == inode.version == entry.version
-                and combine(entry.chunks) == inode.checksum
-            )
-            if is_so and inode is not None and entry is not None:
-                found.append((inode.size, FileChecksum(inode.checksum, entry.chunks)))
-            else:
+            if inode is None or inode.version > version or not inode.nlink:
                 found.append(None)
+                continue
+            entry, sums = self._index.get(ino), None
+            is_sealed = bool(inode.flags & Flag.SEALED) and inode.version == version
+            if entry is not None and is_sealed and entry.version == version:
+                sums = FileChecksum(inode.checksum, entry.chunks)
+                sums = sums if combine(entry.chunks) == inode.checksum else None
+            is_published = bool(inode.flags & Flag.PUBLISHED)
+            found.append(_Known(is_published, inode.size, sums))
         return found
 
-    def _read(
-        self, name: tuple[int, int], known: tuple[int, FileChecksum] | None
-    ) -> DataFileRead | None:
+    def _read(self, name: tuple[int, int], known: "_Known | None") -> DataFileRead | None:
         try:
             fd = self._files.open_unseen(*name)
         except FileNotFoundError:
@@ -166,13 +185,14 @@ class Rebuild:
             found, said = os.fstat(fd), description(fd)
             if said is not None and (said.ino, said.version) != name:
                 said = None  # a copy under another name
-            if known is not None and known[0] == found.st_size:
-                return DataFileRead(*name, found, said, known[1], is_known=True)
+            is_recorded = known is not None and known.is_published
+            if known is not None and known.sums is not None and known.size == found.st_size:
+                return DataFileRead(*name, found, said, known.sums, True, is_recorded)
             try:
                 sums = checksum(fd, found.st_size)
             except OSError:
                 sums = None
-            return DataFileRead(*name, found, said, sums)
+            return DataFileRead(*name, found, said, sums, is_recorded=is_recorded)
         finally:
             os.close(fd)
 
@@ -222,7 +242,9 @@ class Rebuild:
                 self._drop(each)
         self.counts["files"] += len(here)
         self.counts["bytes"] += sum(each.stat.st_size for each in here)
-        self.counts["without_name"] += sum(each.said is None and not each.is_known for each in here)
+        self.counts["without_name"] += sum(
+            each.said is None and not each.is_recorded for each in here
+        )
         self.counts["written_since"] += sum(each.was_written and not each.is_known for each in here)
 
     def _is_kept(self, each: DataFileRead) -> bool:
@@ -235,6 +257,8 @@ class Rebuild:
             self.counts["damaged"] += 1
             if not is_cache:
                 self._files.quarantine(each.ino, each.version, Reason.DAMAGED)
+        if each.is_recorded and not each.is_damaged:
+            return True
         if each.said is None and not each.stat.st_size:  # made ahead, or never written
             self._files.unlink(each.ino, each.version)
             return False

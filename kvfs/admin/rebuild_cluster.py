@@ -6,6 +6,7 @@ it, then its data files. The last one finishes, and all may start.
 | step of a node | state after a kill |
 |---|---|
 | 1 enrolled: its number, its incarnation, the secrets | a server that knows a node; done again |
+| 1b (`--replace`) shards of namespaces discarded | the mark: no node starts; done again |
 | 2 its replica copied, if it is the newest | the mark of an unfinished copy; copied again |
 | 3 its data files entered | the mark: no node starts; done again |
 | 4 (the last one) log begun anew, mark removed | done again |
@@ -15,21 +16,26 @@ A node that was away then has its turn when it is back: its data of known files 
 Invariants
 - Until the end the engine bears the mark of an unfinished copy and no schema version, so that no
   node takes it for empty or whole.
-- The newest of several replicas counts. Files that no replica knew are made from the descriptions
+- The newest of several replicas counts, of each shard where namespaces have some; they lie together
+  afterwards. Files that no replica knew are made from the descriptions
   of data files (`kvfs.admin.rebuild`), and never take a name from what a replica knew to be later.
 """
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
+import msgspec
 import trio
 
 from kvfs.admin import rebuild
+from kvfs.admin.partial_replica import check_to_replace
 from kvfs.base.errors import Exists, NotFound
 from kvfs.cluster import node_identity
 from kvfs.cluster.node_identity import Kept
+from kvfs.cluster.node_records import list_nodes
 from kvfs.cluster.secrets import Secrets
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import NAME, Index
@@ -37,11 +43,16 @@ from kvfs.datastore.layout import Store
 from kvfs.datastore.tiered_files import data_files
 from kvfs.meta import engine_copy, keys
 from kvfs.meta.engine import Transaction
+from kvfs.meta.engine_copy import EnginePart
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.local_keys import peer_spaces
+from kvfs.meta.records import Usage, namespace_root, pack, unpack_inode, unpack_namespace
 from kvfs.meta.redis.calling import locate
 from kvfs.meta.redis.restoring import Restoring
 from kvfs.meta.replica.direct_engine import DirectEngine
+from kvfs.meta.replica.local_namespaces import marked
 from kvfs.meta.replica.replica_mark import read_mark
+from kvfs.meta.shards.shard_map import ShardMap
 from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inodes
 from kvfs.tree.rebuilt_records import DirectoryOwner
@@ -51,12 +62,16 @@ _DEADLINE_S: Final = 10.0
 _MARK: Final = keys.copying(0)
 _PAGE: Final = 256
 _NONE: Final = -1
+_TOP_ALONE: Final = 0
+"""The position of a namespace's replica that has no more than its top directory."""
+_BEYOND: Final = 1 << 40
+"""More inode numbers than a namespace has given out: it gives none twice."""
 
 
 class Came(NamedTuple):
     """The contribution of one node."""
 
-    mirror: bool
+    is_newest: bool
     """Whether its replica is the engine's present content."""
     position: int
     """The position of its replica; -1: it has none that is whole."""
@@ -87,45 +102,51 @@ class Rebuilding:
         is_whole = mark is not None and mark.filled is None and mark.cluster == found.cluster
         self.position = mark.position if mark is not None and is_whole else _NONE
 
-    def run(self, owner: DirectoryOwner, progress: Progress, *, replace: bool = False) -> Came:
+    def run(
+        self,
+        owner: DirectoryOwner,
+        progress: Progress,
+        *,
+        replace: bool = False,
+        is_partial: bool = False,
+    ) -> Came:
         """Adds what this node has. `replace`: discards the engine's content, which is older or
-        another cluster's.
+        another cluster's; `is_partial`: also if this node's replica does not have all namespaces.
 
         Raises Exists (nothing was lost), Conflict, Corrupt, Unavailable, OSError."""
+        if replace and not is_partial:
+            check_to_replace(self._local)
         was_known = trio.run(partial(self._enrol, replace=replace))
-        engine = DirectEngine(self._url, node=keys.pack_node(self._me.node))
-        try:
+        node = keys.pack_node(self._me.node)
+        with contextlib.closing(DirectEngine(self._url, node=node)) as engine:
+            if replace:
+                engine.discard_shards()
             if not was_known and not replace and engine.read_now(_is_whole):
                 return self._join_late(engine)
             return self._add(engine, owner, progress, replace=replace)
-        finally:
-            engine.close()
 
-    def finish(self) -> None:
-        """Ends the rebuild: every node that could has had its turn, and nodes may start. Raises
-        what `run` raises."""
-        engine = DirectEngine(self._url)
-        try:
+    def finish(self) -> list[bytes]:
+        """Ends the rebuild: every node that could has had its turn, and nodes may start. Returns
+        the namespaces of which no node had all. Raises what `run` raises."""
+        with contextlib.closing(DirectEngine(self._url)) as engine:
             trio.run(self._restart)
+            bare = engine.read_now(_bare)
             engine.transact_now(_finish)
-        finally:
-            engine.close()
+        return bare
 
     def _join_late(self, engine: DirectEngine) -> Came:
         """Enters the files here that the others know, which go on already."""
-        files, entered = data_files(self._store), 0
-        try:
+        entered = 0
+        with contextlib.closing(data_files(self._store)) as files:
             names = files.scan()
             while batch := list(islice(names, _PAGE)):
                 entered += engine.transact_now(partial(_hold_known, names=batch))
             lost = _drop_missing(engine, files)
-        finally:
-            files.close()
         return Came(False, self.position, {"files": entered, "bytes": 0}, lost)
 
     async def _enrol(self, *, replace: bool) -> bool:
-        me, restoring = self._me, Restoring(self._location, _DEADLINE_S)
-        try:
+        me = self._me
+        with contextlib.closing(Restoring(self._location, _DEADLINE_S)) as restoring:
             return await restoring.enrol(
                 me.cluster,
                 self._store.identity.node,
@@ -135,35 +156,75 @@ class Rebuilding:
                 max(self.position, 0),
                 replace=replace,
             )
-        finally:
-            restoring.close()
 
     async def _restart(self) -> None:
-        restoring = Restoring(self._location, _DEADLINE_S)
-        try:
+        with contextlib.closing(Restoring(self._location, _DEADLINE_S)) as restoring:
             await restoring.restart()
-        finally:
-            restoring.close()
 
     def _add(
         self, engine: DirectEngine, owner: DirectoryOwner, progress: Progress, *, replace: bool
     ) -> Came:
         engine.transact_now(lambda t: _begin(t, replace=replace))
-        is_newest = self.position > engine.read_now(_filled)
-        if is_newest:
-            engine.transact_now(lambda t: t.put(_MARK, b""))
-            engine_copy.copy(self._local, engine, engine_copy.whole(), lambda _: None)
-            filled = keys.pack_u64(self.position)
-            engine.transact_now(lambda t: t.put(_MARK, filled))
+        shards = self._shards()
+        besides = [keys.COPYING, *(each for part, _ in shards for each in part.ranges)]
+        is_newest = self._fill(engine, engine_copy.whole(besides), self.position)
+        for part, position in shards:
+            if position == _TOP_ALONE:
+                self._fill_top(engine, part)
+            else:
+                self._fill(engine, part, position)
         engine.transact_now(lambda t: rebuild.begin(t, owner))
-        files = data_files(self._store)
-        try:
+        with contextlib.closing(data_files(self._store)) as files:
             index = Index(self._local.database(NAME))
-            counts = rebuild.Rebuild(engine, files, index, owner).run(progress)
+            counts = rebuild.Rebuild(engine, files, index, owner, self._own(engine)).run(progress)
             lost = _drop_missing(engine, files)
-        finally:
-            files.close()
         return Came(is_newest, self.position, counts, lost)
+
+    def _shards(self) -> list[tuple[EnginePart, int]]:
+        """Returns what namespaces with shards of their own have, with the positions of the
+        replica, from 1 on; of those that are not followed here it is the top directory, at 0."""
+        found: list[tuple[EnginePart, int]] = []
+        known = ShardMap()
+        self._local.read_now(known.load)
+        nodes = [each.number for each in self._local.read_now(list_nodes)]
+        for number in map(keys.unpack_node, known.spaces):
+            mark = self._local.read_now(lambda t, number=number: read_mark(t, number))  # type: ignore[misc]
+            position = _TOP_ALONE
+            if mark is not None and mark.filled is None:
+                position = mark.position + 1
+            found.append((engine_copy.of_shard(number, nodes), position))
+        return found
+
+    def _fill(self, engine: DirectEngine, part: EnginePart, position: int) -> bool:
+        """Copies a part of the replica if it is newer than the engine's; returns whether it is."""
+        if position <= engine.read_now(lambda t: _filled(t, part.mark)):
+            return False
+        engine.transact_now(lambda t: t.put(part.mark, b""))
+        engine_copy.copy(self._local, engine, part, lambda _: None)
+        engine.transact_now(lambda t: t.put(part.mark, keys.pack_u64(position)))
+        return True
+
+    def _fill_top(self, engine: DirectEngine, part: EnginePart) -> None:
+        """Makes a namespace empty that is not followed here, unless another node had it."""
+        number = keys.parse_copying(part.mark)
+        record = self._local.read_now(lambda t: t.get(keys.inode(namespace_root(number))))
+
+        def fn(t: Transaction) -> None:
+            if record is None or _filled(t, part.mark) != _NONE:
+                return
+            top = msgspec.structs.replace(unpack_inode(record), nlink=2)
+            t.put(keys.inode(namespace_root(number)), pack(top))
+            t.put(keys.usage(number), pack(Usage()))
+            t.put(keys.counter(number), keys.pack_u64(namespace_root(number) + _BEYOND))
+            t.put(part.mark, keys.pack_u64(_TOP_ALONE))
+
+        engine.transact_now(fn)
+
+    def _own(self, engine: DirectEngine) -> set[int]:
+        """Returns the namespaces whose files are each node's own: their records stay where they
+        are, in this node's replica."""
+        known = {keys.unpack_node(space) for space in engine.read_now(peer_spaces)}
+        return known | self._local.read_now(marked)
 
 
 def _begin(t: Transaction, *, replace: bool) -> None:
@@ -193,16 +254,28 @@ def _hold_known(t: Transaction, names: list[tuple[int, int]]) -> int:
     return entered
 
 
-def _filled(t: Transaction) -> int:
-    """Returns the position of the replica that the engine was filled from."""
-    value = t.get(_MARK)
+def _filled(t: Transaction, mark: bytes) -> int:
+    """Returns the position of the replica that a part of the engine was filled from."""
+    value = t.get(mark)
     return keys.unpack_u64(value) if value else _NONE
 
 
 def _finish(t: Transaction) -> None:
     if t.get(keys.VERSION) is None:
         rebuild.finish(t)
-        t.delete(_MARK)
+        for mark, _ in list(t.scan(*keys.COPYING)):
+            t.delete(mark)
+
+
+def _bare(t: Transaction) -> list[bytes]:
+    """Returns the names of the namespaces that no node's replica had whole."""
+    numbers = [
+        keys.parse_copying(mark)
+        for mark, value in t.scan(*keys.COPYING)
+        if mark != _MARK and value == keys.pack_u64(_TOP_ALONE)
+    ]
+    records = t.get_many([keys.namespace(number) for number in numbers])
+    return [unpack_namespace(record).name for record in records if record is not None]
 
 
 def _drop_missing(engine: DirectEngine, files: DataFiles) -> int:

@@ -27,10 +27,14 @@ MODES: Final = get_args(Mode)
 Transport = Literal["tcp", "rdma"]
 TRANSPORTS: Final = get_args(Transport)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
 _PREFIX: Final = "KVFS_"
 _NOT_SETTINGS: Final = ("KVFS_CONFIG", "KVFS_GPU_READS")
 _TEST_PREFIX: Final = "KVFS_TEST_"
+_is_number: Final = re.compile(r"-?[0-9]{1,9}").fullmatch
 _is_region: Final = re.compile(r"[a-z0-9-]{1,32}").fullmatch
+_is_bucket: Final = re.compile(r"(s3://[^/]+(/.*)?)?").fullmatch
+_is_web_address: Final = re.compile(r"https?://[^/]|\Z").match
 _is_domain: Final = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*").fullmatch
 _is_node_name: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}").fullmatch
 _is_place: Final = re.compile(r"[A-Za-z0-9._-]{0,63}").fullmatch
@@ -71,6 +75,7 @@ ENCRYPTED_STORAGE: Final = ("auto", "yes", "no")
 OBJECT_OWNERSHIPS: Final = ("BucketOwnerEnforced", "BucketOwnerPreferred", "ObjectWriter")
 """S3's own names; under the first one ACLs do not count and cannot be set."""
 DAY_S: Final = 86_400
+MOST_BACKUP_S: Final = 366 * DAY_S
 
 
 def default_s3_workers() -> int:
@@ -103,8 +108,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Whether set-user-id bits take effect on the mount."""
     dev: bool = False
     """Whether device nodes work on the mount."""
+    takeover_s: int = 0
+    """Seconds for which the mount, and the programs that use it, wait for another daemon when its
+    own has died or hands over (Linux 6.16; a lone node without cold tier and NFS). 0: the mount
+    ends with its daemon."""
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
+    log_format: str = LOG_FORMATS[0]
+    """The form of the log: `text`, or `json`: a line is an object with fields."""
     s3: Listening = "auto"
     """The address of the S3 API: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:9000, or any free port if
     that is taken."""
@@ -145,6 +156,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     repair_rate: int = 128 << 20
     """Bytes per second that a node of a cluster moves to restore lost replicas, to drain and to
     rebalance; 0: no limit."""
+    names_everywhere: int = 250_000_000
+    """Names of peer namespaces of which every node of a cluster knows who holds them. Of more, each
+    node knows a share and asks others for the rest; the same on all nodes."""
     admin: Listening = "auto"
     """The address of health and metrics: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:9001, or any free
     port if that is taken, while S3 is served."""
@@ -184,6 +198,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """URL of the cold tier's S3 service. Empty: from the AWS settings, like the credentials."""
     cold_rate: int = 0
     """Bytes per second that may be sent to the cold tier; 0: no limit."""
+    backup: str = ""
+    """The place of backups (`kvfs backup`): a directory, or `s3://BUCKET/PREFIX`."""
+    backup_endpoint: str = ""
+    """URL of the S3 service of `backup`. Empty: from the AWS settings, like the credentials."""
+    backup_every_s: int = 0
+    """Seconds from one backup that the node makes to the next; 0: it makes none."""
+    backup_keep: int = 0
+    """Backups that stay when one is made, the newest ones; 0: all."""
     tier: tuple[Place, ...] = ()
     """Memory and disks lent beside the store's directory: `ram=DIR:SIZE`, `ssd=DIR:SIZE`."""
     shared: tuple[Place, ...] = ()
@@ -365,20 +387,23 @@ def _listening(value: object) -> Listening:
     return Address(host, int(port))
 
 
-def _port(value: object) -> int:
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 65535:
-        raise Invalid(f"must be a port from 1 to 65535, not {value!r}")
-    return value
+def _whole(what: str, least: int, most: int) -> Callable[[object], int]:
+    def convert(value: object) -> int:
+        number = int(value) if isinstance(value, str) and _is_number(value) else value
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+            raise Invalid(f"must be {what} from {least} to {most}, not {number!r}")
+        return number
+
+    return convert
 
 
-def _workers(value: object) -> int:
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if not isinstance(value, int) or not 1 <= value <= MAX_S3_WORKERS or isinstance(value, bool):
-        raise Invalid(f"must be a number from 1 to {MAX_S3_WORKERS}, not {value!r}")
-    return value
+def _text(what: str, matches: Callable[[str], object]) -> Callable[[object], str]:
+    def convert(value: object) -> str:
+        if not isinstance(value, str) or not matches(value):
+            raise Invalid(f"must be {what}, not {value!r}")
+        return value
+
+    return convert
 
 
 def _rate(value: object) -> int:
@@ -387,13 +412,6 @@ def _rate(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise Invalid(f"must be bytes in a second like '16MiB', or 0, not {value!r}")
     return value
-
-
-def _day(value: object) -> int:
-    seconds = int(value) if isinstance(value, str) and value.isdigit() else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= DAY_S:
-        raise Invalid(f"must be a number of seconds from 1 to {DAY_S}, not {value!r}")
-    return seconds
 
 
 def _domains(value: object) -> tuple[str, ...]:
@@ -405,12 +423,6 @@ def _domains(value: object) -> tuple[str, ...]:
     ):
         raise Invalid(f"must be names of hosts like ['s3.example.com'], not {value!r}")
     return tuple(each.lower() for each in value)
-
-
-def _region(value: object) -> str:
-    if not isinstance(value, str) or not _is_region(value):
-        raise Invalid(f"must be a name like 'us-east-1', not {value!r}")
-    return value
 
 
 def _places(parse: Callable[[str], Place]) -> Callable[[object], tuple[Place, ...]]:
@@ -426,28 +438,12 @@ def _places(parse: Callable[[str], Place]) -> Callable[[object], tuple[Place, ..
     return convert
 
 
-def _bucket(value: object) -> str:
-    if value != "" and not (isinstance(value, str) and re.fullmatch("s3://[^/]+(/.*)?", value)):
-        raise Invalid(f"must be s3://BUCKET/PREFIX, not {value!r}")
-    return str(value)
-
-
-def _web_address(value: object) -> str:
-    if value != "" and not (isinstance(value, str) and re.match("https?://[^/]", value)):
-        raise Invalid(f"must be a URL like 'https://s3.example.com', not {value!r}")
-    return str(value)
-
-
 def _file_or_none(value: object) -> str:
     return "" if value == "" else str(_path(value))
 
 
-def _nice(value: object) -> int:
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,2}", value):
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not -20 <= value <= 19:
-        raise Invalid(f"must be a nice value from -20 to 19, not {value!r}")
-    return value
+def _place_of_backups(value: object) -> str:
+    return value if isinstance(value, str) and _is_bucket(value) else str(_path(value))
 
 
 def _permissions(value: object) -> str:
@@ -467,24 +463,12 @@ def _engine(value: object) -> str:
     return value
 
 
-def _node_name(value: object) -> str:
-    if not isinstance(value, str) or not _is_node_name(value):
-        raise Invalid(f"must be a name like 'gpu-07' of at most 63 letters, not {value!r}")
-    return value
-
-
 def _advertised(value: object) -> str:
     host, colon, port = str(value).rpartition(":")
     if not isinstance(value, str) or (colon and not host) or any(c.isspace() for c in value):
         raise Invalid(f"must be HOST or HOST:PORT, not {value!r}")
     if colon and not host.endswith(":") and "]" not in port:
         _listening(value)
-    return value
-
-
-def _place(value: object) -> str:
-    if not isinstance(value, str) or not _is_place(value):
-        raise Invalid(f"must be a name like 'zone-1' of at most 63 letters, not {value!r}")
     return value
 
 
@@ -507,11 +491,13 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "allow_other": _boolean,
     "suid": _boolean,
     "dev": _boolean,
+    "takeover_s": _whole("a number of seconds", 0, 3600),
     "log_level": _one_of(LOG_LEVELS),
+    "log_format": _one_of(LOG_FORMATS),
     "s3": _listening,
-    "s3_workers": _workers,
+    "s3_workers": _whole("a number", 1, MAX_S3_WORKERS),
     "s3_domains": _domains,
-    "s3_region": _region,
+    "s3_region": _text("a name like 'us-east-1'", _is_region),
     "s3_certificate": _file_or_none,
     "s3_private_key": _file_or_none,
     "s3_signature_v2": _boolean,
@@ -519,27 +505,32 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "encrypted_storage": _one_of(ENCRYPTED_STORAGE),
     "s3_bucket_mode": _permissions,
     "s3_access_log": _file_or_none,
-    "s3_log_delivery_s": _day,
-    "s3_lifecycle_day_s": _day,
-    "priority": _nice,
+    "s3_log_delivery_s": _whole("a number of seconds", 1, DAY_S),
+    "s3_lifecycle_day_s": _whole("a number of seconds", 1, DAY_S),
+    "priority": _whole("a nice value", -20, 19),
     "scrub_rate": _rate,
     "repair_rate": _rate,
+    "names_everywhere": _whole("a number of names", 0, 1 << 40),
     "admin": _listening,
     "nfs": _listening,
     "nfs_v3": _boolean,
-    "nfs_mount_port": _port,
+    "nfs_mount_port": _whole("a port", 1, 65535),
     "engine": _engine,
-    "node_name": _node_name,
+    "node_name": _text("a name like 'gpu-07' of at most 63 letters", _is_node_name),
     "peer": _listening,
     "advertise": _advertised,
     "transport": _one_of(TRANSPORTS),
     "found": _boolean,
-    "zone": _place,
-    "rack": _place,
+    "zone": _text("a name like 'zone-1' of at most 63 letters", _is_place),
+    "rack": _text("a name like 'zone-1' of at most 63 letters", _is_place),
     "secret_file": _file_or_none,
-    "cold": _bucket,
-    "cold_endpoint": _web_address,
+    "cold": _text("s3://BUCKET/PREFIX", _is_bucket),
+    "cold_endpoint": _text("a URL like 'https://s3.example.com'", _is_web_address),
     "cold_rate": _rate,
+    "backup": _place_of_backups,
+    "backup_endpoint": _text("a URL like 'https://s3.example.com'", _is_web_address),
+    "backup_every_s": _whole("a number of seconds", 0, MOST_BACKUP_S),
+    "backup_keep": _whole("a number of backups", 0, 1_000_000),
     "tier": _places(parse_tier),
     "shared": _places(parse_shared),
 }

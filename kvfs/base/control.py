@@ -34,7 +34,8 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from kvfs.base import errors
+from kvfs.base import errors, forks
+from kvfs.base.detach import aside, until_readable
 from kvfs.base.version import CONTROL, VERSION
 
 LINE_LIMIT: Final = 12 << 20
@@ -45,6 +46,8 @@ _BACKLOG: Final = 128
 _OF_ANY_VERSION: Final = frozenset(("status", "stop"))
 _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_PAUSE_S: Final = 0.1
+_TICK_S: Final = 1.0
+"""How often the node looks for silent connections."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
 Handler = Callable[[dict[str, Any]], Awaitable[object]]
@@ -78,16 +81,29 @@ _decode_request = msgspec.json.Decoder(ControlRequest).decode
 _decode_response = msgspec.json.Decoder(ControlResponse).decode
 
 
+def _any_version() -> int:
+    return 0
+
+
 class ControlServer:
     """Answers requests with `handlers`, by method name. Handlers may be added while it serves."""
 
-    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        handlers: Mapping[str, Handler],
+        oldest: Callable[[], int] = _any_version,
+    ) -> None:
+        """`oldest`: the version from which on a program understands what it reads and writes beside
+        the node; looked at for requests of an earlier one than the node's."""
         self.path = path
         self.handlers: dict[str, Handler] = dict(handlers)
-        self.oldest: Callable[[], int] = _any_version
-        """The version from which on a program understands what it reads and writes beside the
-        node; looked at for requests of an earlier one than the node's."""
+        self._oldest = oldest
         self._connections = trio.Semaphore(CONNECTIONS)
+        self._waiting: dict[socket.socket, float] = {}
+        """The connections that wait for their peers' next bytes, and when that must end: a cancel
+        scope for each wait would cost more than most requests."""
+        self._has_waited = trio.Event()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled; the socket is removed then.
@@ -98,34 +114,70 @@ class ControlServer:
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with listener, contextlib.ExitStack() as cleanup:
             self.path.unlink(missing_ok=True)
-            with _address(self.path) as address:
+            with socket_address(self.path) as address:
                 await listener.bind(address)
             os.chmod(self.path, stat.S_IRUSR | stat.S_IWUSR)
             cleanup.callback(self.path.unlink, missing_ok=True)
             listener.listen(_BACKLOG)
             async with trio.open_nursery() as nursery:
                 task_status.started()
+                nursery.start_soon(self._end_silent_ones)
                 while True:
                     await self._connections.acquire()
                     nursery.start_soon(self._attend, await _accept(listener))
 
-    async def _attend(self, peer: trio.socket.SocketType) -> None:
+    async def _attend(self, accepted: trio.socket.SocketType) -> None:
         try:
-            with peer:
+            with socket.socket(fileno=accepted.detach()) as peer:
                 if not _is_trusted(peer):
                     return
+                peer.setblocking(False)
                 pending = bytearray()
-                while (line := await _next_line(peer, pending)) is not None:
+                while (line := await self._next_line(peer, pending)) is not None:
                     await _send(peer, _encode(await self._answer(line)) + b"\n")
-        except (OSError, trio.TooSlowError):
+        except (OSError, trio.TooSlowError, trio.ClosedResourceError):
             log.debug("a control connection ended early", exc_info=True)
         finally:
             self._connections.release()
 
+    async def _next_line(self, peer: socket.socket, pending: bytearray) -> bytes | None:
+        """Takes one line out of `pending`, reading more if it has none. None: the peer closed, or
+        the line is overlong. Raises ClosedResourceError after IDLE_S seconds of silence."""
+        looked_at = 0
+        while (end := pending.find(b"\n", looked_at)) < 0:
+            looked_at = len(pending)
+            if len(pending) > LINE_LIMIT:
+                return None
+            self._waiting[peer] = time.monotonic() + IDLE_S
+            self._has_waited.set()
+            try:
+                await trio.lowlevel.wait_readable(peer)
+            finally:
+                del self._waiting[peer]
+            part = peer.recv(65536)
+            if not part:
+                return None
+            pending += part
+        line = bytes(pending[:end])
+        del pending[: end + 1]
+        return line
+
+    async def _end_silent_ones(self) -> None:
+        """Ends the waits whose time is over, until cancelled. Sleeps while there are none."""
+        while True:
+            await self._has_waited.wait()
+            while self._waiting:
+                await trio.sleep(_TICK_S)
+                now = time.monotonic()
+                for peer, deadline in list(self._waiting.items()):
+                    if deadline <= now:
+                        trio.lowlevel.notify_closing(peer)
+            self._has_waited = trio.Event()
+
     async def _answer(self, line: bytes) -> ControlResponse:
         try:
             request = _decode_request(line)
-            _check_version(request, self.oldest)
+            _check_version(request, self._oldest)
             handler = self.handlers.get(request.method)
             if handler is None:
                 known = ", ".join(sorted(self.handlers))
@@ -140,10 +192,6 @@ class ControlServer:
         except Exception as error:
             log.exception("a control request failed")
             return ControlResponse(error=ErrorBody("Unavailable", f"the node failed: {error!r}"))
-
-
-def _any_version() -> int:
-    return 0
 
 
 def _check_version(request: ControlRequest, oldest: Callable[[], int]) -> None:
@@ -209,10 +257,16 @@ class ControlClient:
         self._idle: list[socket.socket] = []
         self._waiting: dict[socket.socket, float] = {}
         """The connections that `ask` waits for, and its deadlines."""
-        self._pid = os.getpid()
         self._keeps = True
         self.node_pid = 0
         """The process of the node connected to last; 0: none, or one of another pid namespace."""
+        forks.in_each_child(self)
+
+    def begin_anew(self) -> None:
+        """Lets go of the connections, which are the parent's."""
+        inherited, self._idle = self._idle, []
+        for peer in inherited:
+            peer.close()
 
     def call(
         self,
@@ -245,7 +299,7 @@ class ControlClient:
         if peer is not None:
             self._waiting[peer] = time.monotonic() + deadline_s
             try:
-                line = await _exchange_in_loop(peer, _request(method, params))
+                line = await _exchange_in_loop(peer, _request(method, params), deadline_s)
             except (BlockingIOError, ConnectionResetError, BrokenPipeError):
                 peer.close()  # the node has not read it
             except BaseException as error:
@@ -258,6 +312,7 @@ class ControlClient:
                 return self._answered(peer, line)
             finally:
                 del self._waiting[peer]
+        await aside()
         with trio.CancelScope(shield=True):
             return await trio.to_thread.run_sync(self.call, method, params, deadline_s)
 
@@ -270,10 +325,6 @@ class ControlClient:
                 trio.lowlevel.notify_closing(peer)
 
     def _kept(self) -> socket.socket | None:
-        if self._pid != os.getpid():  # after a fork they are the parent's
-            inherited, self._idle, self._pid = self._idle, [], os.getpid()
-            for peer in inherited:
-                peer.close()
         try:
             return self._idle.pop()
         except IndexError:
@@ -317,15 +368,15 @@ def _exchange(peer: socket.socket, request: bytes, deadline_s: float) -> bytearr
     return line
 
 
-async def _exchange_in_loop(peer: socket.socket, request: bytes) -> bytearray:
+async def _exchange_in_loop(peer: socket.socket, request: bytes, deadline_s: float) -> bytearray:
     """Does what `_exchange` does, in an event loop. Raises BlockingIOError if the node takes no
     more: then it has not read all of the request."""
-    line = bytearray()
+    line, deadline = bytearray(), time.monotonic() + deadline_s
     peer.setblocking(False)
     if peer.send(request) < len(request):
         raise BlockingIOError
     while not line.endswith(b"\n"):
-        await trio.lowlevel.wait_readable(peer)
+        await until_readable(peer.fileno(), deadline)
         part = peer.recv(65536)
         if not part:
             raise ConnectionAbortedError
@@ -354,7 +405,7 @@ def _connect(path: Path, deadline_s: float) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         peer.settimeout(deadline_s)
-        with _address(path) as address:
+        with socket_address(path) as address:
             peer.connect(address)
     except BaseException:
         peer.close()
@@ -363,7 +414,9 @@ def _connect(path: Path, deadline_s: float) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _address(path: Path) -> Iterator[str]:
+def socket_address(path: Path) -> Iterator[str]:
+    """The address of a socket at `path`, however long that is: the system's limit is 107 bytes.
+    Raises OSError."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -390,38 +443,25 @@ def _no_node(path: Path) -> Iterator[None]:
         raise errors.Unavailable(f"the node on {store} went away while it was asked") from error
 
 
-def _is_trusted(peer: trio.socket.SocketType) -> bool:
+def _is_trusted(peer: socket.socket) -> bool:
     _, uid, _ = _credentials(peer)
     return uid in (0, os.geteuid())
 
 
-def _credentials(peer: socket.socket | trio.socket.SocketType) -> tuple[int, int, int]:
+def _credentials(peer: socket.socket) -> tuple[int, int, int]:
     """Returns (pid, uid, gid) of the process that connected, or listens, at the other end."""
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
 
 
-async def _next_line(peer: trio.socket.SocketType, pending: bytearray) -> bytes | None:
-    """Takes one line out of `pending`, reading more if it has none. None: the peer closed, or the
-    line is overlong."""
-    looked_at = 0
-    while (end := pending.find(b"\n", looked_at)) < 0:
-        looked_at = len(pending)
-        if len(pending) > LINE_LIMIT:
-            return None
-        with trio.fail_after(IDLE_S):
-            part = await peer.recv(65536)
-        if not part:
-            return None
-        pending += part
-    line = bytes(pending[:end])
-    del pending[: end + 1]
-    return line
-
-
-async def _send(peer: trio.socket.SocketType, data: bytes) -> None:
+async def _send(peer: socket.socket, data: bytes) -> None:
     view = memoryview(data)
+    with contextlib.suppress(BlockingIOError):
+        view = view[peer.send(view) :]
+    if not view:
+        return
     with trio.fail_after(DEADLINE_S):
         while view:
-            view = view[await peer.send(view) :]
+            await trio.lowlevel.wait_writable(peer)
+            view = view[peer.send(view) :]

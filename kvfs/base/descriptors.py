@@ -1,5 +1,5 @@
 """Descriptors of this process: how many it may have, how many are kept for the node itself, and how
-the mount's users share the rest.
+the mount's users share the rest; and their closing.
 
 Each open file of the mount is a descriptor of the daemon, so any user could take all of them; then
 neither journal nor control socket could be opened. A part is therefore kept for the node, and of
@@ -7,7 +7,10 @@ the rest each user may hold as many as are left for the others (a dynamic thresh
 gets half, two get a third each). So the next user always finds some.
 """
 
+import contextlib
+import os
 import resource
+from collections.abc import Iterator
 from typing import Final
 
 from kvfs.base.errors import TooManyOpenFiles
@@ -19,6 +22,15 @@ _KEPT_LEAST: Final = 320
 _KEPT_MOST: Final = 4096
 _IDLE_MOST: Final = 512
 _CAP_SYS_RESOURCE: Final = 24
+
+
+@contextlib.contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Closes the descriptor when the block ends. Hot paths call `os.close` themselves."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def allow_most() -> int:

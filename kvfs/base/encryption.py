@@ -5,6 +5,7 @@ across processes and restarts. A reader of the whole store has key and ciphertex
 copies of the engine: backups, exports, another node's replica.
 """
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Final
@@ -47,6 +48,10 @@ class SecretKey:
     def wrapped(self, by: "SecretKey", context: bytes) -> bytes:
         """Returns this key, encrypted by another one."""
         return by.encrypt(self._key, context)
+
+    def derived(self, purpose: bytes) -> bytes:
+        """Returns 32 bytes that follow from this key, and do not reveal it."""
+        return hashlib.blake2b(purpose, digest_size=32, key=self._key).digest()
 
     def encrypt(self, plain: bytes, context: bytes) -> bytes:
         """Returns nonce and ciphertext; `context` names the purpose and must be given to decrypt

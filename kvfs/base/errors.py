@@ -5,6 +5,14 @@ A message names the thing and, if there is one, the remedy. The core never raise
 purpose: a refusal by the operating system is translated where it happens, or passes through
 unchanged when only the system knows why."""
 
+from typing import Final
+
+import msgspec
+
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""The refusals of msgspec's decoders of msgpack: the last two are for texts that are no UTF-8, and
+for lists within lists within lists."""
+
 
 class KvfsError(Exception):
     """Base of every error that KVFS raises on purpose."""
@@ -23,6 +31,10 @@ class OtherVersion(NotFound):
 
 class Unreached(NotFound):
     """A cache's file, or its names, cannot be had now: no node that has them answers."""
+
+
+class DirectoryGone(NotFound):
+    """There is no directory of this number in the cluster; its path may lead to another one."""
 
 
 class Exists(KvfsError):
@@ -79,6 +91,15 @@ class Corrupt(KvfsError):
 
 class Unavailable(KvfsError):
     """A needed part did not answer within its deadline; try again later."""
+
+
+class EngineAway(Unavailable):
+    """The engine does not answer, so nothing that other nodes have to know can be changed; this
+    change was not begun. Reads go on."""
+
+
+class Paused(Unavailable):
+    """The namespace takes no changes now, and will soon; reads go on."""
 
 
 class Stale(KvfsError):

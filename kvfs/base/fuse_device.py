@@ -9,15 +9,35 @@ device, the kernel keeps waiting for a server that was killed.
 
 import contextlib
 import ctypes
+import errno
 import os
 import threading
 from collections.abc import Sequence
 from typing import Final
 
+from kvfs.base.descriptors import closing
+
 _NUMBER: Final = os.makedev(10, 229)
 _SYS_PIDFD_GETFD: Final = 438
 """System call since Linux 5.6, numbered alike on every architecture but alpha."""
+UNSERVED: Final = (errno.ENOTCONN, errno.ECONNABORTED)
+"""The errors of a mount whose server has gone."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def unserved_mount(path: str) -> str:
+    """Returns what is wrong with a path that gave one of UNSERVED, and the remedy."""
+    found = at = os.path.abspath(path)
+    while at != os.path.dirname(at):
+        at = os.path.dirname(at)
+        try:
+            os.statvfs(at)
+        except OSError as error:
+            found = at if error.errno in UNSERVED else found
+    return (
+        f"nobody serves the mount at {found} any more: start its node again, or remove it with"
+        f" `umount -l {found}`"
+    )
 
 
 def descriptors_of(process: int | str) -> set[int]:
@@ -50,21 +70,16 @@ def write_for(pid: int, messages: Sequence[bytes], deadline_s: float) -> str:
 
 
 def _write_all(pid: int, messages: Sequence[bytes]) -> None:
-    process = os.pidfd_open(pid)
-    try:
+    with closing(os.pidfd_open(pid)) as process:
         for number in descriptors_of(pid):
             _write(_copy(process, number), messages)
-    finally:
-        os.close(process)
 
 
 def _write(device: int, messages: Sequence[bytes]) -> None:
-    try:
+    with closing(device):
         for message in messages:
             with contextlib.suppress(FileNotFoundError):  # the kernel does not know it
                 os.write(device, message)
-    finally:
-        os.close(device)
 
 
 def _copy(process: int, number: int) -> int:

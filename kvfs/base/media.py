@@ -29,6 +29,8 @@ class Place(msgspec.Struct, frozen=True):
     """Bytes; 0: those of its filesystem."""
     owner: int = 0
     """The user who owns it and its files, beside root and the node's user."""
+    mount_point: str = ""
+    """The mount that it lay on when the node started; empty: it is not known."""
 
     @property
     def flag(self) -> str:

@@ -7,6 +7,7 @@ kill leaves a draft behind.
 import os
 from pathlib import Path
 
+from kvfs.base.descriptors import closing
 from kvfs.base.errors import Invalid
 
 
@@ -46,14 +47,17 @@ def make(path: Path, content: bytes) -> bool:
     return True
 
 
-def replace(path: Path, content: bytes, draft_name: str = "") -> None:
+def replace(path: Path, content: bytes, draft_name: str = "", *, mode: int = 0o600) -> None:
     """Makes the file, or replaces its content at once. `draft_name`: that of a draft that the next
-    one removes, for directories where no other names may be left. Raises OSError."""
+    one removes, for directories where no other names may be left. `mode`: others may read it.
+
+    Raises OSError."""
     draft = path.with_name(draft_name) if draft_name else _draft_of(path)
     try:
         if draft_name:
             draft.unlink(missing_ok=True)
         _write(draft, content)
+        os.chmod(draft, mode)
         os.rename(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)
@@ -63,11 +67,8 @@ def replace(path: Path, content: bytes, draft_name: str = "") -> None:
 
 def sync_directory(path: Path) -> None:
     """Makes the names in a directory survive a power cut. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _draft_of(path: Path) -> Path:

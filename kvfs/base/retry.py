@@ -32,13 +32,31 @@ class Persistence:
 
     async def attempt(
         self, step: Callable[[], Awaitable[object]], pause_s: float = PAUSE_S
-    ) -> None:
-        """Runs the step. If it fails, this returns after reporting it and `pause_s` seconds."""
+    ) -> bool:
+        """Runs the step; returns whether it succeeded: if it fails, after reporting it and
+        `pause_s` seconds."""
         try:
             await step()
         except (KvfsError, OSError) as error:
             self.complain(error)
             await trio.sleep(pause_s)
+            return False
+        return True
+
+    async def until_done(self, step: Callable[[], Awaitable[object]]) -> None:
+        """Attempts the step until it succeeds."""
+        while not await self.attempt(step):
+            pass
+
+    async def repeat(
+        self, step: Callable[[], Awaitable[object]], every_s: float, *, first_s: float = 0.0
+    ) -> None:
+        """Attempts the step every so many seconds, the first time after `first_s`, until
+        cancelled."""
+        await trio.sleep(first_s)
+        while True:
+            await self.attempt(step)
+            await trio.sleep(every_s)
 
     def complain(self, error: KvfsError | OSError) -> None:
         """Reports the error, unless it was reported lately. Errors of the system that differ only

@@ -10,5 +10,8 @@ cluster can be upgraded node by node."""
 CONTROL: Final = 2
 """The version of the messages between a node and other processes of its host over its control
 socket, so that programs go on while the node, or they, are replaced by the next version."""
+KNOWS_HOMES: Final = 2
+"""The protocol from which on a node knows homes of names (`kvfs.holdings.home_map`)."""
 KEEPS_TAGS: Final = 2
-"""The number of both from which on a program keeps tags of records (`kvfs.meta.schema`)."""
+"""The number of protocol and control from which on a program keeps tags of records
+(`kvfs.meta.schema`)."""

@@ -239,7 +239,8 @@ class Client:
         file (or empty directory); a namespace, to another name.
 
         `exclusive`: the new name must be free, else Exists. Raises NotFound, NotADirectory,
-        IsADirectory, NotEmpty, CrossNamespace, NotPermitted, NameTooLong, Invalid.
+        IsADirectory, NotEmpty, CrossNamespace, NotPermitted, NameTooLong, Invalid; Conflict if
+        others replace the file all the time while it is put on disk, to replace a durable one.
         """
         self._core.names.rename(paths.parse_name(old), paths.parse_name(new), exclusive=exclusive)
 

@@ -22,7 +22,7 @@ def readable(buffer: Buffer) -> memoryview:
     contiguous."""
     if type(buffer) is bytes or type(buffer) is bytearray:
         return memoryview(buffer)
-    if _is_tensor(buffer):
+    if type(buffer) is not memoryview and _is_tensor(buffer):
         return _of_tensor(buffer)
     try:
         view = memoryview(buffer)

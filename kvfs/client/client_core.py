@@ -12,16 +12,16 @@ from typing import Final, TypeVar
 
 from kvfs.base import config
 from kvfs.base.errors import Invalid, KvfsError, NotSupported
+from kvfs.client.batch_reader import BatchReader
 from kvfs.client.buffers import Buffer, readable, writable
-from kvfs.client.file_drafts import FileDraft, FileDrafts
 from kvfs.client.local_files import Destination, Source, opened_source, written_destination
 from kvfs.client.name_operations import NameOperations
 from kvfs.client.reader import OpenedFile, Reader
-from kvfs.client.writer import Writer
+from kvfs.client.writer import FileDraft, FileDrafts, Writer
 from kvfs.session import byte_transfer, parallel, paths, session
 from kvfs.session.parallel import Step, nothing
 from kvfs.session.paths import Path
-from kvfs.vfs.node_client import Link
+from kvfs.vfs.node_client import NodeClient
 from kvfs.vfs.post_commit import Finisher
 from kvfs.vfs.space_reservation import SpaceReservation
 from kvfs.vfs.stage import Drafts
@@ -45,14 +45,15 @@ class Core:
         root = config.load()[0].store if store is None else LocalPath(os.fsdecode(store))
         self._session: session.Session | None = session.acquire(root)
         opened = self._session
-        self._link = link = Link(opened.store.socket)
-        self._finisher = Finisher(opened, link)
-        self._touches = Touches(opened, link, known=reads_known)
-        room = SpaceReservation(opened.files.root, link, self._finisher.flush)
+        self._node = node = NodeClient(opened.store.socket)
+        self._finisher = Finisher(opened, node)
+        self._touches = Touches(opened, node, known=reads_known)
+        room = SpaceReservation(opened.files.root, node, self._finisher.flush)
         self._stage = Drafts(opened, room, self._finisher)
         self._drafts = FileDrafts(opened, self._stage)
-        self._reader = Reader(opened, self._touches, link)
-        self._names = NameOperations(opened, self._touches, self._finisher, link)
+        self._reader = Reader(opened, self._touches, node)
+        self._batches = BatchReader(opened, self._touches, self._reader)
+        self._names = NameOperations(opened, self._touches, self._finisher, node)
 
     def close(self) -> None:
         """See `Client.close`."""
@@ -61,7 +62,7 @@ class Core:
             self._stage.give_back()
             self._touches.flush()
             self._finisher.close()
-            self._link.close()
+            self._node.close()
             session.release(held)
 
     @property
@@ -161,23 +162,21 @@ class Core:
         self, keys: Sequence[Path], buffers: Sequence[Buffer] | None, step: Step, *, verify: bool
     ) -> Sequence[bytearray | int | KvfsError | None]:
         self._require_open()
-        wanted = [paths.parse(key) for key in paths.several(keys)]
-        if buffers is None:
-            return self._reader.read_many(wanted, step, verify=verify)
-        if len(buffers) != len(wanted):
+        wanted = paths.parse_all(keys)
+        if buffers is not None and len(buffers) != len(wanted):
             raise Invalid(f"{len(wanted)} keys need as many buffers, not {len(buffers)}")
-        views = [writable(buffer) for buffer in buffers]
-        return self._reader.read_many_into(wanted, views, step, verify=verify)
+        views = None if buffers is None else [writable(buffer) for buffer in buffers]
+        return self._batches.read(wanted, views, step, verify=verify)
 
     def sums_of(self, opened: OpenedFile) -> bytes | None:
         """Returns the xxh3-128 of each of its chunks, one after the other; None if the store has
         none. Raises what `Client.open` raises."""
-        return self._reader.sums_of(opened)
+        return self._reader.sums.of(opened.found)
 
     def is_written(self, opened: OpenedFile) -> bool:
         """Returns whether the file is open for writing on a mount of this host. Raises
         Unavailable."""
-        return self._link.is_written(opened.found.ino)
+        return self._node.is_written(opened.found.ino)
 
     def get_file(self, path: Path, destination: Destination, step: Step) -> int:
         opened = self.open_file(path)

@@ -55,6 +55,8 @@ def describe(name: bytes, ino: int, inode: Inode, data: stat_result | None) -> S
     and times."""
     sealed = inode.flags & Flag.SEALED
     truth = data if data is not None and not sealed else None
+    # The sealer changes the data file's ctime alone.
+    is_written = truth and (truth.st_size, truth.st_mtime_ns) != (inode.size, inode.mtime_ns)
     return Stat(
         name=name,
         ino=ino,
@@ -66,7 +68,7 @@ def describe(name: bytes, ino: int, inode: Inode, data: stat_result | None) -> S
         blocks=truth.st_blocks if truth else inode.blocks,
         atime_ns=truth.st_atime_ns if truth else inode.atime_ns,
         mtime_ns=truth.st_mtime_ns if truth else inode.mtime_ns,
-        ctime_ns=max(truth.st_ctime_ns, inode.ctime_ns) if truth else inode.ctime_ns,
+        ctime_ns=max(truth.st_ctime_ns, inode.ctime_ns) if truth and is_written else inode.ctime_ns,
         target=inode.target,
         checksum=inode.checksum,
     )

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Final, Protocol
 
+from kvfs.base.descriptors import closing
 from kvfs.base.errors import Invalid
 
 
@@ -26,11 +27,8 @@ def opened_source(source: Source) -> Iterator[int]:
     if isinstance(source, int):
         yield source
     elif isinstance(source, str | bytes | os.PathLike):
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(source, os.O_RDONLY | os.O_CLOEXEC)) as fd:
             yield fd
-        finally:
-            os.close(fd)
     else:
         yield _descriptor(source)
 

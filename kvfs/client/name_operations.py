@@ -3,23 +3,28 @@
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from os import stat_result
 from typing import Final, TypeVar
 
-from kvfs.base.errors import NotADirectory, NotFound
+from kvfs.base.clock import file_time_ns
+from kvfs.base.errors import Conflict, NotADirectory, NotEmpty, NotFound, Stale
 from kvfs.client.file_status import Stat, describe
 from kvfs.datastore import file_sync
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import Flag, Inode
+from kvfs.meta.records import Flag, Inode, namespace_of
 from kvfs.session import paths
-from kvfs.session.paths import Path, naming
-from kvfs.session.session import Session, now_ns
+from kvfs.session.paths import Path, joined, naming
+from kvfs.session.session import Session
 from kvfs.tree import lifecycle, name_escaping, published_view, tree
 from kvfs.tree.inodes import is_directory, read_inodes
+from kvfs.tree.lifecycle import Unsettled
 from kvfs.tree.namespaces import MAX_NAME
 from kvfs.vfs import stage_records
-from kvfs.vfs.node_client import Link
+from kvfs.vfs.names.name_search import LOOKS, NameSearch
+from kvfs.vfs.names.settled_move import settled_rename
+from kvfs.vfs.node_client import NodeClient
 from kvfs.vfs.post_commit import Changed, Finisher
 from kvfs.vfs.stage_records import Options, StagingTarget
 from kvfs.vfs.touches import Touches
@@ -27,6 +32,7 @@ from kvfs.vfs.touches import Touches
 T = TypeVar("T")
 Parts = tuple[bytes, ...]
 _PAGE: Final = 1_000
+_ATTEMPTS: Final = 8
 _ODD: Final = frozenset((b"", b".", b".."))
 
 
@@ -38,11 +44,14 @@ class _Following(bytes):
 class NameOperations:
     """The names of one client's store; any thread."""
 
-    def __init__(self, session: Session, touches: Touches, finisher: Finisher, link: Link) -> None:
+    def __init__(
+        self, session: Session, touches: Touches, finisher: Finisher, node: NodeClient
+    ) -> None:
         self._session = session
         self._touches = touches
         self._finisher = finisher
-        self._link = link
+        self._node = node
+        self._search = NameSearch(session, node)
 
     def stat(self, path: Parts) -> Stat:
         """See `Client.stat`."""
@@ -53,7 +62,13 @@ class NameOperations:
     def exist(self, wanted: Sequence[Path]) -> list[bool]:
         """See `Client.exists`."""
         raw = paths.encode_all(wanted)
-        answers, missing = self._session.read(lambda t: _exist(t, raw, self._session.boot))
+        boot = self._session.boot
+        answers, missing = self._session.read(lambda t: _exist(t, raw, boot))
+        for _ in range(LOOKS):
+            entries = [each.at if isinstance(each, NotFound) else each for each in missing]
+            if not self._search.find({each: None for each in entries if each is not None}):
+                break
+            answers, missing = self._session.read(lambda t: _exist(t, raw, boot))
         if missing:
             self._touches.missed(missing)
         return answers
@@ -77,7 +92,7 @@ class NameOperations:
             start = after if isinstance(after, _Following) else _place(t, found.ino, after)
             return published_view.list_children(t, found.ino, start, _PAGE, self._session.boot)
 
-        listed, following = self._read(path, fn)
+        listed, following = self._list(path, fn)
         entries = [
             describe(each.name, each.ino, each.inode, self._data(each.ino, each.inode))
             for each in listed
@@ -86,18 +101,19 @@ class NameOperations:
 
     def remove(self, path: Parts, name: bytes) -> None:
         """See `Client.remove`."""
-        now = now_ns()
+        now = file_time_ns()
 
         def fn(t: Transaction, changed: Changed) -> None:
             parent = self._directory(t, path)
             self._find(t, (*path, name))
             changed.name(parent, name, tree.unlink(t, parent, name, now, _keep))
 
-        self._change(fn, (*path, name))
+        self._search.found(lambda: self._change(fn, (*path, name)))
 
     def remove_directory(self, path: Parts, name: bytes) -> None:
         """See `Client.rmdir`."""
-        now = now_ns()
+        now = file_time_ns()
+        self._leave_empty((*path, name))
 
         def fn(t: Transaction, changed: Changed) -> None:
             parent = self._directory(t, path)
@@ -108,16 +124,29 @@ class NameOperations:
 
         self._change(fn, (*path, name))
 
+    def _leave_empty(self, path: Parts) -> None:
+        """Raises NotEmpty if a directory that is about to be removed holds files of other nodes."""
+
+        def look(t: Transaction) -> int:
+            found = self._find(t, path)
+            return found.ino if is_directory(found.inode) and tree.is_empty(t, found.ino) else 0
+
+        directory = self._read(path, look)
+        if directory and not self._search.may_remove(directory):
+            with naming(path):
+                raise NotEmpty("the directory is not empty: other nodes have files in it")
+
     def rename(
         self, old: tuple[Parts, bytes], new: tuple[Parts, bytes], *, exclusive: bool
     ) -> None:
         """See `Client.rename`."""
-        now = now_ns()
+        now = file_time_ns()
         flags = tree.RENAME_NOREPLACE if exclusive else 0
         source_path, target_path = (*old[0], old[1]), (*new[0], new[1])
-        settled = self._settle_source(old, new)
 
-        def fn(t: Transaction, changed: Changed) -> None:
+        def move(
+            settled: published_view.FoundInode | None, t: Transaction, changed: Changed
+        ) -> bool:
             if settled is not None and _is_still(t, settled):
                 lifecycle.synced(t, settled.ino)
             with naming(source_path):
@@ -125,13 +154,33 @@ class NameOperations:
                 self._find(t, source_path)
             with naming(target_path):
                 target = self._directory(t, new[0])
-            removed = tree.rename(
-                t, source, old[1], target, new[1], flags=flags, now=now, keep=_keep
+            replaced = settled_rename(
+                *(t, (source, old[1]), (target, new[1])),
+                flags=flags,
+                now=now,
+                keep=_keep,
+                settled=0 if settled is None else settled.ino,
             )
+            if isinstance(replaced, Unsettled):
+                return False
             changed.name(source, old[1])
-            changed.name(target, new[1], removed)
+            changed.name(target, new[1], replaced)
+            return True
 
-        self._change(fn, source_path, target_path)
+        for _ in range(_ATTEMPTS):
+            settled = self._settle_source(old, new)
+            step = partial(move, settled)
+            try:
+                with naming(source_path, target_path):
+                    is_done, changed = self._search.found(lambda: self._finisher.commit(step))  # noqa: B023
+            except Stale:
+                if settled is None:
+                    raise
+                continue
+            if is_done:
+                self._finisher.finish(changed)
+                return
+        raise Conflict(f"{joined(source_path)}: others replace it all the time: try again")
 
     def _settle_source(
         self, old: tuple[Parts, bytes], new: tuple[Parts, bytes]
@@ -156,7 +205,7 @@ class NameOperations:
         try:
             fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
         except FileNotFoundError:
-            self._link.bring(found.ino)  # it is on disk when it has come
+            self._node.bring(found.ino)  # it is on disk when it has come
             return
         try:
             file_sync.sync(fd)
@@ -177,12 +226,28 @@ class NameOperations:
         self._finisher.finish(changed)
 
     def _read(self, path: Parts, fn: Callable[[Transaction], T]) -> T:
+        return self._looked_up(path, lambda: self._session.read(fn))
+
+    def _looked_up(self, path: Parts, look: Callable[[], T]) -> T:
         try:
             with naming(path):
-                return self._session.read(fn)
+                return self._search.found(look)
         except NotFound as error:
             self._touches.found_nothing(error)
             raise
+
+    def _list(self, path: Parts, fn: Callable[[Transaction], T]) -> T:
+        """Does `_read` for a list of what is in a directory."""
+
+        def namespace(t: Transaction) -> int:
+            return namespace_of(self._find(t, path).ino)
+
+        def look() -> T:
+            return self._search.listed(
+                fn, of=namespace, detail="records", limit=_PAGE, is_deep=False
+            )
+
+        return self._looked_up(path, look)
 
     def _find(self, t: Transaction, path: Parts) -> published_view.FoundInode:
         return published_view.find(t, path, self._session.boot)

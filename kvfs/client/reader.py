@@ -1,4 +1,5 @@
-"""Reads files straight from the store's data files, which `kvfs.vfs.open` has fetched here.
+"""Reads files straight from the store's data files, which `kvfs.vfs.open` has fetched here,
+and the checksums that the store keeps of them.
 
 Nothing is copied here: the kernel reads into the caller's memory, or into a new bytearray.
 """
@@ -6,39 +7,87 @@ Nothing is copied here: the kernel reads into the caller's memory, or into a new
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from kvfs.base.errors import (
     Corrupt,
     Invalid,
     IsADirectory,
-    KvfsError,
-    NotADirectory,
     NotFound,
     NotSupported,
     TooLarge,
-    Unavailable,
 )
-from kvfs.client.stored_checksums import StoredChecksums
-from kvfs.datastore.checksum import CHUNK_BYTES, wrong_in
-from kvfs.meta.records import Flag
-from kvfs.session import parallel
-from kvfs.session.parallel import Step
+from kvfs.datastore.checksum import CHUNK_BYTES, combine, wrong_in
+from kvfs.datastore.index import IndexEntry
+from kvfs.datastore.kernel.safe_open import Unreadable
+from kvfs.meta.records import Flag, Inode
+from kvfs.session.parallel import Step, nothing
 from kvfs.session.paths import joined, naming, shown
 from kvfs.session.session import Session
 from kvfs.tree import published_view
+from kvfs.tree.inodes import read_inodes
 from kvfs.tree.published_view import FoundInode
-from kvfs.vfs.node_client import Link
-from kvfs.vfs.open import FileOpener
+from kvfs.vfs.names.name_search import LOOKS, NameSearch
+from kvfs.vfs.node_client import NodeClient
+from kvfs.vfs.open import BlockingOpener
 from kvfs.vfs.touches import Touches
 
-T = TypeVar("T")
 Parts = tuple[bytes, ...]
+
+
+class StoredChecksums:
+    """The stored checksums, for one client; any thread."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def of(self, found: FoundInode) -> bytes | None:
+        """Returns the xxh3-128 of each chunk, one after the other; None if this store has none of
+        this content: it was not sealed yet, or lies in a directory for which another node is
+        responsible. Raises what `Session.read` raises."""
+        return self.of_many([found])[0]
+
+    def of_many(self, found: Sequence[FoundInode]) -> list[bytes | None]:
+        """Does `of` for each, in one transaction."""
+        sealed = [each for each in found if each.inode.flags & Flag.SEALED]
+        if not sealed:
+            return [None] * len(found)
+        inos = [each.ino for each in sealed]
+        entries = iter(self._session.read_index(lambda index: index.get_many(inos)))
+        return [
+            _chunks(each.inode, next(entries)) if each.inode.flags & Flag.SEALED else None
+            for each in found
+        ]
+
+    def check(self, found: FoundInode, chunks: bytes | None, data: memoryview, path: Parts) -> None:
+        """Raises Corrupt if the whole content, `data`, is not the sealed one, whose checksums are
+        `chunks`. A file that was written to since may well have another."""
+        wrong = None if chunks is None else wrong_in(data, chunks)
+        if wrong is None or not self._hold(found):
+            return
+        begin = wrong * CHUNK_BYTES
+        raise Corrupt(
+            f"{joined(path)}: what was read from byte {begin} on is not what was stored: its "
+            "checksum differs"
+        )
+
+    def _hold(self, found: FoundInode) -> bool:
+        """Returns whether its record still bears this seal: else it was opened for writing since,
+        and may well have other bytes. Raises what `Session.read` raises."""
+        (now,) = self._session.read(lambda t: read_inodes(t, [found.ino]))
+        if now is None or not now.flags & Flag.SEALED:
+            return False
+        return (now.version, now.checksum) == (found.inode.version, found.inode.checksum)
+
+
+def _chunks(inode: Inode, entry: IndexEntry | None) -> bytes | None:
+    if entry is None or entry.version != inode.version:
+        return None
+    return entry.chunks if combine(entry.chunks) == inode.checksum else None
+
+
 _STEP_BYTES: Final = 64 << 20
-_ALONE_BYTES: Final = 1 << 20
-"""Fewer bytes than this are read without the help of threads: waking one costs as much as reading
-256 KiB."""
 
 
 class OpenedFile(NamedTuple):
@@ -53,11 +102,12 @@ class OpenedFile(NamedTuple):
 class Reader:
     """Opens and reads for one client; any thread."""
 
-    def __init__(self, session: Session, touches: Touches, link: Link) -> None:
+    def __init__(self, session: Session, touches: Touches, node: NodeClient) -> None:
         self._session = session
         self._touches = touches
-        self._opener = FileOpener(session, link)
-        self._sums = StoredChecksums(session)
+        self._search = NameSearch(session, node)
+        self._opener = BlockingOpener(session, node)
+        self.sums: Final = StoredChecksums(session)
 
     def open(self, path: Parts, found: FoundInode | None = None) -> OpenedFile:
         """Returns a new descriptor of the file, which `found` may give already.
@@ -86,73 +136,23 @@ class Reader:
 
     def read(self, path: Parts, offset: int, size: int | None, step: Step) -> bytearray:
         """See `Client.get`."""
-        return self._read(self.open(path), path, offset, size, step)
+        return self.read_opened(self.open(path), path, offset, size, step)
 
     def read_into(
         self, path: Parts, into: memoryview, offset: int, size: int | None, step: Step
     ) -> int:
         """See `Client.get`; returns the bytes read."""
-        return self._read_into(self.open(path), path, into, offset, size, step)
+        return self.read_opened_into(self.open(path), path, into, offset, size, step)
 
-    def read_many(
-        self, paths: Sequence[Parts], step: Step, *, verify: bool
-    ) -> list[bytearray | KvfsError | None]:
-        """See `Client.get_many`."""
-
-        def read(_: int, opened: OpenedFile, path: Parts) -> bytearray:
-            data = self._read(opened, path, 0, None, parallel.nothing)
-            if verify:
-                self._check(opened.found, memoryview(data), path)
-            return data
-
-        return self._each(paths, read, step)
-
-    def read_many_into(
-        self, paths: Sequence[Parts], buffers: Sequence[memoryview], step: Step, *, verify: bool
-    ) -> list[int | KvfsError | None]:
-        """See `Client.get_many`; returns the bytes read."""
-
-        def read(at: int, opened: OpenedFile, path: Parts) -> int:
-            count = self._read_into(opened, path, buffers[at], 0, None, parallel.nothing)
-            if verify:
-                self._check(opened.found, buffers[at][:count], path)
-            return count
-
-        return self._each(paths, read, step)
-
-    def sums_of(self, opened: OpenedFile) -> bytes | None:
-        """See `StoredChecksums.of`."""
-        return self._sums.of(opened.found)
-
-    def _each(
-        self, paths: Sequence[Parts], read: Callable[[int, OpenedFile, Parts], T], step: Step
-    ) -> list[T | KvfsError | None]:
-        """Returns None for a path that does not exist, and for others the error if there is one."""
-        found = self._session.read(lambda t: published_view.find_many(t, paths, self._session.boot))
-        if missing := [each for each in found if not isinstance(each, FoundInode)]:
-            self._touches.missed(missing)
-        results: list[T | KvfsError | None] = [None] * len(paths)
-
-        def job(at: int) -> None:
-            try:
-                results[at] = read(at, self.open(paths[at], there[at]), paths[at])
-            except (NotFound, NotADirectory):
-                pass
-            except KvfsError as error:
-                results[at] = error
-            except OSError as error:
-                results[at] = Unavailable(f"{joined(paths[at])}: {error.strerror}")
-
-        there = {at: each for at, each in enumerate(found) if isinstance(each, FoundInode)}
-        sizes = [each.inode.size for each in there.values()]
-        parallel.each(
-            self._session, list(there), job, sizes=sizes, alone_below=_ALONE_BYTES, step=step
-        )
-        return results
-
-    def _read(
-        self, opened: OpenedFile, path: Parts, offset: int, size: int | None, step: Step
+    def read_opened(
+        self,
+        opened: OpenedFile,
+        path: Parts,
+        offset: int = 0,
+        size: int | None = None,
+        step: Step = nothing,
     ) -> bytearray:
+        """Like `read`, of a file that is open; closes it."""
         try:
             data = bytearray(_length(opened, offset, size))
             count = _fill(opened.fd, memoryview(data), offset, step, path)
@@ -162,15 +162,16 @@ class Reader:
             del data[count:]
         return data
 
-    def _read_into(
+    def read_opened_into(
         self,
         opened: OpenedFile,
         path: Parts,
         into: memoryview,
-        offset: int,
-        size: int | None,
-        step: Step,
+        offset: int = 0,
+        size: int | None = None,
+        step: Step = nothing,
     ) -> int:
+        """Like `read_into`, of a file that is open; closes it."""
         try:
             wanted = _length(opened, offset, size)
             if wanted > len(into):
@@ -181,22 +182,26 @@ class Reader:
         finally:
             os.close(opened.fd)
 
-    def _check(self, found: FoundInode, data: memoryview, path: Parts) -> None:
-        """Raises Corrupt if the whole content, `data`, is not the sealed one. A file that was
-        written to since may well have another."""
-        chunks = self._sums.of(found)
-        wrong = None if chunks is None else wrong_in(data, chunks)
-        if wrong is None or not self._sums.hold(found):
-            return
-        begin = wrong * CHUNK_BYTES
-        raise Corrupt(
-            f"{joined(path)}: what was read from byte {begin} on is not what was stored: its "
-            "checksum differs"
-        )
-
     def _find(self, path: Parts) -> FoundInode:
+        boot = self._session.boot
+
+        def look() -> FoundInode:
+            return self._session.read(lambda t: published_view.find(t, path, boot))
+
         with naming(path):
-            return self._session.read(lambda t: published_view.find(t, path, self._session.boot))
+            return self._search.found(look)
+
+    def find_many(self, paths: Sequence[Parts]) -> list[FoundInode | bytes | NotFound]:
+        """Does what `published_view.find_many` does; those that other nodes have are among them."""
+        boot = self._session.boot
+        found = self._session.read(lambda t: published_view.find_many(t, paths, boot))
+        for _ in range(LOOKS):
+            absent = [each for each in found if type(each) is not FoundInode]
+            missing = [each for each in map(_missing_entry, absent) if each is not None]
+            if not missing or not self._search.find(dict.fromkeys(missing)):
+                break
+            found = self._session.read(lambda t: published_view.find_many(t, paths, boot))
+        return found
 
     def _open_found(self, found: FoundInode, path: Parts) -> OpenedFile | None:
         """Returns None when the data file has gone, or is not as long as its seal was: look
@@ -204,7 +209,7 @@ class Reader:
         _require_file(found, path)
         try:
             fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
-        except FileNotFoundError:
+        except (FileNotFoundError, Unreadable):
             return None
         except OSError as error:
             if error.errno != errno.EIO:
@@ -216,6 +221,10 @@ class Reader:
             return None
         self._touches.add(found.ino)
         return OpenedFile(fd, size, found)
+
+
+def _missing_entry(found: FoundInode | bytes | NotFound) -> bytes | None:
+    return found.at if isinstance(found, NotFound) else found if type(found) is bytes else None
 
 
 def _require_file(found: FoundInode, path: Parts) -> None:

@@ -29,6 +29,22 @@ class WrittenKey(NamedTuple):
     new: bytes | None
 
 
+_HEARD: Final = frozenset({_ENTRY, keys.LOCKS[0], keys.NODES[0], keys.NODE_USAGE[0], keys.HOMES[0]})
+_PLACEMENT: Final = keys.PLACEMENT[0]
+
+
+def audible(applied: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> list[WrittenKey]:
+    """Returns those of the keys that others changed (with their values before and now) that can
+    matter to anybody here: a new inode does not, but by its name, nor a new copy of its data."""
+    return [
+        WrittenKey(key, old, new)
+        for key, old, new in applied
+        if (kind := key[0]) in _HEARD
+        or (kind == _INODE and old is not None)
+        or (kind == _PLACEMENT and new is None)
+    ]
+
+
 class Heard(NamedTuple):
     """The consequences for mounts."""
 

@@ -66,7 +66,7 @@ _unpack = msgspec.msgpack.Decoder(list[ByteRangeLock]).decode
 
 class Locks:
     """The locks of one mount's processes. `catch_up` returns when the engine here knows everything
-    that any node was granted before."""
+    that any node was granted before in a namespace."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Locks:
         node: int,
         incarnation: int,
         is_alive: IsAlive,
-        catch_up: Callable[[], Awaitable[None]],
+        catch_up: Callable[[int], Awaitable[None]],
     ) -> None:
         self._engine = engine
         self._catch_up = catch_up
@@ -175,7 +175,7 @@ class Locks:
         return await self._asked(self._seen(place, wish))
 
     async def _seen(self, place: LockTarget, wish: ByteRangeLock) -> ByteRangeLock | None:
-        await self._catch_up()
+        await self._catch_up(namespace_of(place.ino))
         return await self._engine.read(lambda t: obstacle(self._alive(t, place), wish))
 
     def applied(self, changed: Iterable[bytes]) -> None:
@@ -245,7 +245,7 @@ class Locks:
         try:
             held = await self._asked(self._engine.transact(fn))
             if held is None:
-                await self._asked(self._catch_up())
+                await self._asked(self._catch_up(namespace_of(place.ino)))
                 held = await self._asked(self._engine.transact(fn))
         except _Lost:
             self.counters["locks_lost"] += (place, owner) not in self._lost

@@ -9,6 +9,7 @@
 | `secret` | `change`: `rotate` or `retire`, or none | the secrets, as text |
 """
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -39,9 +40,21 @@ class _Secret(msgspec.Struct):
 class ClusterRequests:
     """Answers these requests for one node."""
 
-    def __init__(self, member: Membership, engine: Engine) -> None:
+    def __init__(
+        self,
+        member: Membership,
+        engine: Engine,
+        raise_layout: Callable[[], Awaitable[bool]],
+        fence: Callable[[Sequence[NodeRecord]], Awaitable[None]],
+        follow_all: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`raise_layout` and `follow_all` are those of `ReplicaEngine`, `fence` that of
+        `ClusterNode`."""
+        self._fence = fence
+        self._follow_all = follow_all
         self._member = member
         self._engine = engine
+        self._raise_layout = raise_layout
 
     def handlers(self) -> dict[str, Handler]:
         """Returns the handlers by method."""
@@ -90,7 +103,7 @@ class ClusterRequests:
         await self._engine.transact(
             lambda t: set_state(t, record.number, lambda _old: True, "removed")
         )
-        await self._member.fence(record.number, record.store)
+        await self._fence([record])
         return record.name
 
     async def _refuse_loss(self, record: NodeRecord) -> None:
@@ -103,6 +116,7 @@ class ClusterRequests:
                 f"{named} lives: have it emptied with `kvfs node drain {number}`, or stop it; with"
                 " --force it goes with all that it has"
             )
+        await self._follow_all()  # its files may lie in any namespace
         count = after = 0
         while True:
             found, after = await self._engine.read(
@@ -119,7 +133,7 @@ class ClusterRequests:
             )
 
     async def _on_finish_upgrade(self, _params: dict[str, Any]) -> bool:
-        return await schema_upgrade.finish(self._engine, self._member.earlier)
+        return await schema_upgrade.finish(self._engine, self._member.earlier, self._raise_layout)
 
     async def _on_secret(self, params: dict[str, Any]) -> str:
         change = msgspec.convert(params, _Secret).change

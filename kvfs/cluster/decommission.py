@@ -16,7 +16,7 @@ checks each again.
 from typing import NamedTuple
 
 from kvfs.meta import delegations, keys
-from kvfs.meta.engine import Transaction
+from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import namespace_of
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements
@@ -33,6 +33,20 @@ class Left(NamedTuple):
     held: list[int]
     delegated: list[int]
     """Namespaces."""
+
+    def apart(self, engine: Engine) -> "list[Left]":
+        """Returns them in parts of which each can be changed by one transaction."""
+        parts: dict[int, Left] = {}
+        for kind, inos in enumerate(self[:4]):
+            for ino in inos:
+                _part(parts, engine.shard(namespace_of(ino)))[kind].append(ino)
+        for namespace_id in self.delegated:
+            _part(parts, engine.shard(namespace_id)).delegated.append(namespace_id)
+        return list(parts.values())
+
+
+def _part(parts: dict[int, Left], shard: int) -> Left:
+    return parts.setdefault(shard, Left([], [], [], [], []))
 
 
 class Gone(NamedTuple):
@@ -117,4 +131,4 @@ def _drop(t: Transaction, ino: int, now: int) -> list[Evicted]:
 
 
 def _caches(t: Transaction) -> set[int]:
-    return {each.id for each in namespaces.list_all(t) if each.namespace.kind == "cache"}
+    return {number for number, each in namespaces.records(t).items() if each.kind == "cache"}

@@ -23,7 +23,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from kvfs.base.errors import AccessDenied, Conflict, Invalid
+from kvfs.base.errors import UNDECODABLE, AccessDenied, Conflict, Invalid
 from kvfs.base.version import PROTOCOL, VERSION
 from kvfs.cluster import version_range
 from kvfs.cluster.secrets import DIGEST_SIZE, MOST, Secret, Secrets
@@ -166,5 +166,5 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], message: bytes) -> T:
         raise Invalid(f"a message of a handshake has at most {LIMIT} bytes, not {len(message)}")
     try:
         return decoder.decode(message)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Invalid(f"not a message of a handshake: {error}") from None

@@ -24,7 +24,7 @@ import msgspec
 import trio
 
 from kvfs.base.clock import now
-from kvfs.base.errors import AccessDenied, Busy, Conflict, KvfsError, NotFound
+from kvfs.base.errors import UNDECODABLE, AccessDenied, Busy, Conflict, KvfsError, NotFound
 from kvfs.base.version import PROTOCOL, VERSION
 from kvfs.cluster import handshake, node_identity, secrets, version_range
 from kvfs.cluster.failure_detector import RENEWAL_S, TERM_S, Tenure
@@ -32,6 +32,7 @@ from kvfs.cluster.node_identity import Kept
 from kvfs.cluster.node_records import (
     NodeRecord,
     NodeState,
+    Reports,
     Words,
     check_name,
     list_nodes,
@@ -46,10 +47,11 @@ from kvfs.datastore.layout import Store
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.lmdb.boot import boot_id
-from kvfs.meta.node_leases import Fenced, Joined, JoinState, Leases, Lost, Renewed
+from kvfs.meta.node_leases import Fenced, HeardLeases, Joined, JoinState, Leases, Lost, Renewed
 from kvfs.meta.records import pack
 from kvfs.meta.redis.calling import locate
 from kvfs.meta.redis.leasing import LeaseTable
+from kvfs.meta.server_clock import ServerClock
 
 DEADLINE_S: Final = 5.0
 _FAREWELL_S: Final = 1.0
@@ -108,13 +110,16 @@ class Membership:
         self.node = 0
         self.incarnation = 0
         self.cluster = ""
-        self.roster: Roster
+        self.roster = Roster(0)
+        self.clock: Final = ServerClock()
         self._measure: Callable[[], Measured] = lambda: Measured(0, about.capacity_bytes)
         self._table = table
         self._boot = boot
         self._place = store.place()
         self._token = randomness.token_hex(8)
         self._tenure = Tenure(now())
+        self._reports = Reports(randomness.randbelow(1000) / 1000)
+        self._heard = HeardLeases()
 
     @property
     def holds_lease(self) -> bool:
@@ -122,10 +127,9 @@ class Membership:
         heard."""
         return self._tenure.holds(now())
 
-    @property
     def lapses(self) -> int:
-        """How often its lease has ended so far: others may have gone past work begun before the
-        last time."""
+        """Returns how often its lease has ended so far: others may have gone past work begun before
+        the last time."""
         return self._tenure.lapses(now())
 
     @property
@@ -183,20 +187,24 @@ class Membership:
 
         await engine.transact(enter)
         self._measure = measure
+        self._reports.forget()
         await self.renew()  # with what it measures by now
         self.roster.read(await engine.read(list_nodes))
 
     async def renew(self) -> None:
-        """Renews the lease, and reads the others' and the secrets. Raises Fenced (this process must
-        end), Unavailable, AccessDenied, Invalid, OSError."""
+        """Renews the lease, and hears of the others' and the secrets. Raises Fenced (this process
+        must end), Unavailable, AccessDenied, Invalid, OSError."""
         asked_s = now()
         try:
-            renewed = await self._table.renew(Joined(self.node, self.incarnation), self._words())
+            renewed = await self._table.renew(
+                Joined(self.node, self.incarnation), self._words(), self._heard
+            )
         except (Fenced, Lost):
             self._tenure.end()
             raise
         self._tenure.renewed(asked_s, now())
-        self.roster.look(renewed.leases, now())
+        self.clock.heard(renewed.time_ns)
+        self.roster.hear(renewed.news, now())
         self._look_after_secrets(renewed)
 
     async def leave(self) -> None:
@@ -212,8 +220,8 @@ class Membership:
     # ---- what people ask for
 
     async def fence(self, node: int, store: str) -> None:
-        """Keeps any process of this node from writing, and its store from joining. Raises
-        Unavailable."""
+        """Keeps any process of this node from writing, and its store from joining; idempotent.
+        Raises Unavailable."""
         await self._table.remove(node, store)
 
     async def earlier(self, protocol: int) -> str:
@@ -266,8 +274,9 @@ class Membership:
         none is: the process that renewed its lease was killed. A lease that was renewed elsewhere a
         moment ago belongs to a host which has just died, or to a copy of the store, whose lease
         goes on."""
-        found = state.leases.get(before.node)
-        while found is not None and found.age_s < TERM_S:
+        found, until_s = state.leases.get(before.node), now() + TERM_S
+        # Of the two clocks the engine's may have been set back.
+        while found is not None and found.age_s < TERM_S and now() < until_s:
             words = _readable(found.words)
             if words is None or words.is_of(self._boot, self._place):
                 return
@@ -343,20 +352,19 @@ class Membership:
 
     def _words(self) -> bytes:
         measured = self._measure()
-        return pack(
-            Words(
-                name=self.about.name,
-                protocol=PROTOCOL,
-                version=VERSION,
-                boot=self._boot,
-                free_bytes=measured.free_bytes,
-                capacity_bytes=measured.capacity_bytes,
-                load=measured.load,
-                lacking=measured.lacking,
-                obstacle=measured.obstacle,
-                place=self._place,
-            )
+        words = Words(
+            name=self.about.name,
+            protocol=PROTOCOL,
+            version=VERSION,
+            boot=self._boot,
+            free_bytes=measured.free_bytes,
+            capacity_bytes=measured.capacity_bytes,
+            load=measured.load,
+            lacking=measured.lacking,
+            obstacle=measured.obstacle,
+            place=self._place,
         )
+        return pack(self._reports.tell(words, len(self.roster), now()))
 
     def _record(self, state: NodeState) -> NodeRecord:
         about = self.about
@@ -453,5 +461,5 @@ def _check_versions(leases: Leases) -> None:
 def _readable(words: bytes) -> Words | None:
     try:
         return unpack_words(words)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None

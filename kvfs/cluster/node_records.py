@@ -14,7 +14,10 @@ from kvfs.base.errors import Conflict, Invalid, NotFound
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Tags, pack
+from kvfs.tree import coherence_change
 
+CHANGES_PER_S: Final = 3
+"""Reports of all nodes together that tell of space, load and missing copies."""
 NodeState = Literal["active", "draining", "drained", "removed"]
 
 
@@ -66,6 +69,45 @@ class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
         return self.boot == boot and self.place in ("", place)
 
 
+class Reports:
+    """A node's reports, one with each renewal. One that differs from that before is brought to all
+    nodes. So what changes all the time (space, load, missing copies) is told the more seldom the
+    more nodes there are. Pure."""
+
+    def __init__(self, spread: float) -> None:
+        """`spread`: from 0 to 1, another one of each node, so that nodes that were started together
+        do not report together."""
+        self._spread = 0.5 + spread
+        self._told: Words | None = None
+        self._told_s = 0.0
+
+    def tell(self, words: Words, members: int, now_s: float) -> Words:
+        """Returns what to tell at `now_s` (a clock that is never set), where `words` are true and
+        `members` nodes hear it: those, or what was told last."""
+        told, wait_s = self._told, members / CHANGES_PER_S * self._spread
+        is_early = now_s - self._told_s < wait_s
+        if told is not None and (told == words or (is_early and _differ_in_figures(told, words))):
+            return told
+        self._told, self._told_s = words, now_s
+        return words
+
+    def forget(self) -> None:
+        """Makes the next report be told as it is."""
+        self._told = None
+
+
+def _differ_in_figures(one: Words, other: Words) -> bool:
+    """Returns whether they differ in what changes all the time alone."""
+    same = msgspec.structs.replace(
+        one,
+        free_bytes=other.free_bytes,
+        capacity_bytes=other.capacity_bytes,
+        load=other.load,
+        lacking=other.lacking,
+    )
+    return same == other
+
+
 class Claim(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     """The node that does a job which only one node at a time may do."""
 
@@ -78,9 +120,29 @@ unpack_words: Final = msgspec.msgpack.Decoder(Words).decode
 unpack_claim: Final = msgspec.msgpack.Decoder(Claim).decode
 
 
+def packed_nodes(t: Transaction) -> list[bytes]:
+    """Returns the records of all that ever joined, by number, as they are kept: enough to see
+    whether any was changed."""
+    return [value for _, value in t.scan(keys.NODES, keys.after(keys.NODES))]
+
+
 def list_nodes(t: Transaction) -> list[NodeRecord]:
     """Returns all that ever joined, removed ones too, by number."""
-    return [unpack_node(value) for _, value in t.scan(keys.NODES, keys.after(keys.NODES))]
+    return [unpack_node(value) for value in packed_nodes(t)]
+
+
+def members(t: Transaction) -> list[int]:
+    """Returns the numbers of all that were not removed."""
+    return [each.number for each in list_nodes(t) if each.state != "removed"]
+
+
+def changing_coherence(t: Transaction, namespace_id: int) -> list[int]:
+    """Returns the members that have still to do their part of a change of a namespace's
+    coherence."""
+    if not coherence_change.is_switching(t, namespace_id):
+        return []
+    steps = coherence_change.steps(t, namespace_id)
+    return [each for each in members(t) if steps.get(each) != coherence_change.DONE]
 
 
 def get_node(t: Transaction, number: int) -> NodeRecord:

@@ -8,15 +8,16 @@ Invariants
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
 
-from kvfs.base.errors import Conflict, Corrupt, Invalid, Unavailable
+from kvfs.base.errors import UNDECODABLE, Conflict, Corrupt, Invalid, Unavailable
 from kvfs.cluster import handshake, peer_protocol
 from kvfs.cluster.peer_protocol import Ask, Later, Lent, PeerAddress, PeerIdentity
 from kvfs.http.api import ClientConnection, ConnectionLost, Field, ResponseHead, connect
+from kvfs.policy.answers_ahead import AnswersAhead
 
 CALL_S: Final = 5.0
 """Time for an answer, connecting included, if the caller says nothing else."""
@@ -76,42 +77,81 @@ class _Peer:
         """The proof to be sent with the first request."""
 
 
+class _Ahead(NamedTuple):
+    """An answer whose body is still to be read."""
+
+    peer: _Peer
+    answer: ResponseHead
+
+    def close(self) -> None:
+        self.peer.connection.close()
+
+
 class PeerClient:
     """Asks other nodes. For one event loop."""
 
     def __init__(self, identity: PeerIdentity) -> None:
         self._identity = identity
         self._idle: dict[PeerAddress, list[_Peer]] = {}
+        self.ahead: Final = AnswersAhead[Ask, _Ahead](trio.current_time)
+        """The answers that brought a file's bytes along."""
         self.connected = 0
         """Connections made since the start."""
 
     def close(self) -> None:
         """Lets go of idle connections; idempotent."""
+        self.ahead.close()
         for peers in self._idle.values():
             for peer in peers:
                 peer.connection.close()
         self._idle.clear()
 
     async def call(
-        self, address: PeerAddress, method: str, params: Any, deadline_s: float = CALL_S
+        self,
+        address: PeerAddress,
+        method: str,
+        params: Any,
+        deadline_s: float = CALL_S,
+        takes: int = 0,
     ) -> Any:
         """Calls a method of the node with `params` (of msgpack's types). It may have run twice if a
-        connection broke.
+        connection broke. `takes`: of a file that the result is about, so many bytes may come along:
+        `data` has them then, for a moment.
 
         Raises the KvfsError that the method raised, Unavailable if no answer came in time,
         AccessDenied, NotSupported, Conflict, Invalid (the nodes do not fit)."""
         body = _encode(params)
         with _in_time(deadline_s, address):
+            fields = [(peer_protocol.TAKES, b"%d" % takes)] if takes else []
             peer, answer = await self._ask(
-                address, "POST", peer_protocol.method_target(method), body
+                address, "POST", peer_protocol.method_target(method), body, fields
             )
+            if takes and peer_protocol.FILE in answer.fields:
+                return self._taken_along(address, peer, answer, takes)
             try:
                 await _check(answer, peer.connection)
                 return _decode(await peer.connection.read(peer_protocol.RESULT_BYTES))
-            except msgspec.MsgspecError:
+            except UNDECODABLE:
                 raise Unavailable(f"{_named(address)} gave no proper answer") from None
             finally:
                 self._keep(address, peer)
+
+    def _taken_along(
+        self, address: PeerAddress, peer: _Peer, answer: ResponseHead, takes: int
+    ) -> Any:
+        """Returns the result of an answer that has a file's bytes, which stay for `data`. Raises
+        Unavailable."""
+        try:
+            ask = peer_protocol.parse_data_target(answer.fields[peer_protocol.FILE])
+            told = peer_protocol.parse_result(answer.fields.get(peer_protocol.RESULT, b""))
+            result = _decode(told)
+            if answer.status != 200 or not answer.length == ask.size <= takes:
+                raise Invalid("these are not the bytes of the file")
+        except (Invalid, *UNDECODABLE):
+            peer.connection.close()
+            raise Unavailable(f"{_named(address)} gave no proper answer") from None
+        self.ahead.put((address, ask.ino, ask.version), ask, _Ahead(peer, answer))
+        return result
 
     @asynccontextmanager
     async def data(
@@ -125,11 +165,14 @@ class PeerClient:
         content), Busy (it is written there), Unavailable (no answer), Corrupt (an answer that
         cannot be right), and what `call` raises; ConnectionLost if the connection breaks inside the
         block."""
-        with _in_time(deadline_s, address):
-            fields = [(peer_protocol.MOVER, mover)] if mover else []
-            peer, answer = await self._ask(
-                address, "GET", peer_protocol.data_target(ask), b"", fields
-            )
+        ahead = self.ahead.take((address, ask.ino, ask.version), ask._replace(insist=False))
+        if ahead is not None:
+            peer, answer = ahead.peer, ahead.answer
+        else:
+            with _in_time(deadline_s, address):
+                fields = [(peer_protocol.MOVER, mover)] if mover else []
+                target = peer_protocol.data_target(ask)
+                peer, answer = await self._ask(address, "GET", target, b"", fields)
         try:
             if answer.status != 200:
                 with _in_time(deadline_s, address):

@@ -12,6 +12,10 @@ have it or are getting it, unless the request insists; a node that is getting it
 far answers 202, again and again. Every other failure is an error of the core by name and message,
 raised again by the caller.
 
+A call may say in a field how many bytes of a file it takes along. A method whose result is about
+one file may then be answered with the file's bytes in the body, and in fields with the result and
+the request for data that they answer. Nodes that do not know the field ignore it.
+
 A node that has a mover (`transfer.rdma`) says so in a field of a request for data. A holder that
 has one of the same kind may then answer without the bytes, with their places in memory that its
 mover lends. `POST /v1/do/taken` gives them back. Nodes that do not know it ignore the field.
@@ -27,7 +31,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kvfs.base import errors
-from kvfs.base.errors import Invalid, KvfsError, Unavailable
+from kvfs.base.errors import UNDECODABLE, Invalid, KvfsError, Unavailable
 from kvfs.cluster.handshake import Party
 from kvfs.cluster.secrets import Secrets
 
@@ -58,6 +62,12 @@ MOVER: Final = b"x-kvfs-mover"
 """The kind of mover that the reader has, in a request."""
 LENT: Final = b"x-kvfs-lent"
 """The places of the chunks of an answer without bytes, in the form of `Lent`."""
+TAKES: Final = b"x-kvfs-takes"
+"""The most bytes of a file that a call takes along."""
+RESULT: Final = b"x-kvfs-result"
+"""The result of a method whose answer has a file's bytes, in base64."""
+FILE: Final = b"x-kvfs-file"
+"""The target of the request for data that such bytes answer."""
 TAKEN: Final = "taken"
 """The method that gives back lent chunks; its parameters are the tickets."""
 _LENT: Final = re.compile(rb"(\d{1,5}) (\d{1,19})((?: [0-9a-f]{1,16}){1,%d})" % MOST_CHUNKS)
@@ -66,6 +76,9 @@ _TARGET: Final = re.compile(
     rb"\?size=(\d{1,19})&first=(\d{1,14})&count=(\d{1,2})&sealed=([01])&insist=([01])"
 )
 _AT: Final = re.compile(rb"([0-9A-Za-z.:_-]{1,253}) (\d{1,5})")
+_SMALL: Final = re.compile(rb"\d{1,7}")
+_RESULT_BYTES: Final = 3 << 10
+"""Bytes of a result that stands in a field."""
 _METHOD: Final = re.compile(rb"/v1/do/([a-z][a-z-]{0,31})")
 _STATUSES: Final = {
     "AccessDenied": 403,
@@ -211,6 +224,24 @@ def parse_at(node: int, value: bytes | None) -> PeerAddress | None:
     return PeerAddress(node, match[1].decode(), int(match[2]))
 
 
+def render_result(result: bytes) -> bytes | None:
+    """Returns it for a field; None: it is too long."""
+    return base64.b64encode(result) if len(result) <= _RESULT_BYTES else None
+
+
+def parse_result(value: bytes) -> bytes:
+    """Raises Invalid."""
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:
+        raise Invalid("this is no result") from None
+
+
+def parse_takes(value: bytes | None) -> int:
+    """Returns the bytes of a file that a call takes along."""
+    return int(value) if value is not None and _SMALL.fullmatch(value) else 0
+
+
 def render_proof(proof: bytes) -> bytes:
     return base64.b64encode(proof)
 
@@ -269,7 +300,7 @@ def parse_addresses(body: bytes) -> list[PeerAddress]:
     """Raises Invalid."""
     try:
         addresses = _addresses.decode(body)[:MOST_PEERS]
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise Invalid(f"not a redirect: {error}") from None
     if any(parse_at(each.node, render_at(each)) != each for each in addresses):
         raise Invalid("not a redirect: it leads to no address")
@@ -286,7 +317,7 @@ def parse_error(body: bytes) -> KvfsError:
     """Returns the error that a peer told; Unavailable if it is none that we know."""
     try:
         problem = _problem.decode(body)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return Unavailable("a node answered with an error that cannot be understood")
     kind = getattr(errors, problem.name, None)
     if not isinstance(kind, type) or not issubclass(kind, KvfsError):

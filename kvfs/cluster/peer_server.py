@@ -2,7 +2,8 @@
 
 Invariants
 - Before a connection has proven its node, it may say hello and nothing else.
-- A node that may not serve (it has no lease) refuses all but the hello.
+- A node that may not serve (it has no lease) refuses all but the hello, and what concerns names
+  that are each node's own: nobody else answers for those.
 - Payload never passes through this module: a response names a range of a file.
 """
 
@@ -10,20 +11,30 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import trio
 
-from kvfs.base.errors import AccessDenied, Invalid, KvfsError, NotFound, NotSupported, Unavailable
+from kvfs.base.errors import (
+    UNDECODABLE,
+    AccessDenied,
+    Invalid,
+    KvfsError,
+    NotFound,
+    NotSupported,
+    Unavailable,
+)
 from kvfs.cluster import peer_protocol
 from kvfs.cluster.handshake import LIMIT as HELLO_BYTES
 from kvfs.cluster.handshake import Answering, Party
 from kvfs.cluster.peer_protocol import Ask, Later, Lent, PeerAddress, PeerIdentity
-from kvfs.http.api import FileRange, Head, Limits, RequestBody, Response, serve
+from kvfs.http.api import Field, FileRange, Head, Limits, RequestBody, Response, serve
 from kvfs.policy.fanout_tree import Spreading
 
+_SUMS: Final = "sums"
+"""The method that tells a sealed file's checksums."""
 log = logging.getLogger(__name__)
 
 _LIMITS: Final = Limits(
@@ -51,6 +62,14 @@ class Offer(NamedTuple):
     """Checksums of each of them; of all chunks of the file if the answer `tells_all`."""
     stamp: bytes = b""
     """The stamp of content that is not sealed: another one when it was changed."""
+
+
+class OfFile(NamedTuple):
+    """A method's result that is about one file, whose bytes may go with it."""
+
+    result: Any
+    ask: Ask
+    """The request for all of them."""
 
 
 class Shelf(Protocol):
@@ -85,7 +104,7 @@ class Lender(Protocol):
 
 
 class PeerServer:
-    """Answers other nodes. `methods` may be extended before `serve`."""
+    """Answers other nodes."""
 
     def __init__(
         self,
@@ -93,8 +112,17 @@ class PeerServer:
         shelf: Shelf,
         may_serve: Callable[[], bool],
         demanded: Callable[[int], None],
+        methods: Mapping[str, Method] | None = None,
+        lender: Lender | None = None,
+        *,
+        unleased: Collection[str] = (),
+        is_own: Callable[[int], bool] = lambda _ino: False,
     ) -> None:
-        """`demanded` is told of each file that a node begins to ask for."""
+        """`demanded` is told of each file that a node begins to ask for. `methods`, by name: their
+        parameters and results are of msgpack's types; they raise KvfsError. `lender`: lends chunks
+        to the movers of others. Without a lease, the methods `unleased` are served, and data of
+        files that no other node has under its record (`is_own`), and of sealed ones: whoever asks
+        for these compares what comes with the checksum in its own record."""
         self._identity = identity
         self._shelf = shelf
         self._may_serve = may_serve
@@ -102,9 +130,10 @@ class PeerServer:
         self._spreading: Spreading[PeerAddress] = Spreading()
         self._threads = trio.CapacityLimiter(_SENDING_THREADS)
         self._complained: set[str] = set()
-        self.methods: dict[str, Method] = {"sums": self._sums}
-        """Methods by name: parameters and result are of msgpack's types; they raise KvfsError."""
-        self.lender: Lender | None = None
+        self._methods: dict[str, Method] = {_SUMS: self._sums, **(methods or {})}
+        self._lends = lender
+        self._unleased = {*unleased, _SUMS}
+        self._is_own = is_own
         self.counters = {"peers_refused": 0, "peers_redirected": 0, "peers_sent_bytes": 0}
 
     async def serve(
@@ -130,13 +159,22 @@ class PeerServer:
         if head.target == peer_protocol.HELLO and head.method == "POST":
             return await self._hello(head, body)
         peer = self._known(head)
-        if not self._may_serve():
+        if not self._may_serve() and not self._needs_no_lease(head):
             raise Unavailable("this node has no lease: it serves nothing until it has one again")
         if head.target.startswith(peer_protocol.DATA) and head.method == "GET":
             return await self._data(head, peer)
         if head.target.startswith(peer_protocol.METHODS) and head.method == "POST":
             return await self._call(head, body, peer)
         raise NotSupported("this is not spoken between nodes")
+
+    def _needs_no_lease(self, head: Head) -> bool:
+        """Raises Invalid."""
+        if head.target.startswith(peer_protocol.DATA):
+            ask = peer_protocol.parse_data_target(head.target)
+            return ask.sealed or self._is_own(ask.ino)
+        if head.target.startswith(peer_protocol.METHODS):
+            return peer_protocol.parse_method_target(head.target) in self._unleased
+        return False
 
     # --- who asks ---
 
@@ -195,20 +233,20 @@ class PeerServer:
         if lender is not None:
             ask = ask._replace(chunks=min(ask.chunks, lender.most_chunks))
         offer = await self._shelf.offer(ask, peer.node)
-        length = ask.length(offer.chunks)
-        self.counters["peers_sent_bytes"] += length
-        fields = [
-            (peer_protocol.SUMS, peer_protocol.render_sums(offer.sums)),
-            (peer_protocol.STAMP, offer.stamp),
-        ]
         lent = await _lent(lender, offer, ask, peer.node, head.peer[0])
         if lent is not None:
-            return Response(
-                200, [*fields, (peer_protocol.LENT, peer_protocol.render_lent(lent))], b""
-            )
+            self.counters["peers_sent_bytes"] += ask.length(offer.chunks)
+            field = (peer_protocol.LENT, peer_protocol.render_lent(lent))
+            return Response(200, [*_fields(offer), field], b"")
+        return self._sent(offer, ask, [])
+
+    def _sent(self, offer: Offer, ask: Ask, further: Sequence[Field]) -> Response:
+        """Returns the answer whose body is what is offered."""
+        length = ask.length(offer.chunks)
+        self.counters["peers_sent_bytes"] += length
         return Response(
             200,
-            fields,
+            [*_fields(offer), *further],
             FileRange(
                 offer.fd,
                 ask.offset,
@@ -221,7 +259,7 @@ class PeerServer:
     def _lender(self, head: Head) -> Lender | None:
         """Returns the lender, if the peer can take what it lends."""
         kind = head.get(peer_protocol.MOVER)
-        return self.lender if kind and self.lender is not None and self.lender.knows(kind) else None
+        return self._lends if kind and self._lends is not None and self._lends.knows(kind) else None
 
     def _others(self, head: Head, ask: Ask, peer: Party) -> list[PeerAddress]:
         """Returns the nodes to which the peer is redirected; empty: it is served."""
@@ -233,14 +271,39 @@ class PeerServer:
         return others
 
     async def _call(self, head: Head, body: RequestBody, peer: Party) -> Response:
-        method = self.methods.get(peer_protocol.parse_method_target(head.target))
+        method = self._methods.get(peer_protocol.parse_method_target(head.target))
         if method is None:
             raise NotSupported("this node does not know this method")
         try:
             params = _decode(await body.read(peer_protocol.BODY_BYTES))
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise Invalid(f"these are no parameters: {error}") from None
-        return Response(200, [], _encode(await method(peer, params)))
+        result = await method(peer, params)
+        if not isinstance(result, OfFile):
+            return Response(200, [], _encode(result))
+        told = _encode(result.result)
+        if result.ask.size <= peer_protocol.parse_takes(head.get(peer_protocol.TAKES)):
+            enclosing = await self._enclosing(told, result.ask, peer)
+            if enclosing is not None:
+                return enclosing
+        return Response(200, [], told)
+
+    async def _enclosing(self, told: bytes, ask: Ask, peer: Party) -> Response | None:
+        """Returns an answer with the bytes of a small file; None if they cannot be had now: then
+        whoever wants them asks, and is told why."""
+        field = peer_protocol.render_result(told)
+        if field is None or not ask.size:
+            return None
+        try:
+            offer = await self._shelf.offer(ask, peer.node)
+        except (Later, KvfsError, OSError):
+            return None
+        self._demanded(ask.ino)
+        fields = [
+            (peer_protocol.RESULT, field),
+            (peer_protocol.FILE, peer_protocol.data_target(ask)),
+        ]
+        return self._sent(offer, ask, fields)
 
     async def _sums(self, _peer: Party, params: Any) -> bytes:
         try:
@@ -248,6 +311,13 @@ class PeerServer:
         except (TypeError, ValueError):
             raise Invalid("a file is an inode number, a version and a size") from None
         return await self._shelf.sums(ino, version, size)
+
+
+def _fields(offer: Offer) -> list[Field]:
+    return [
+        (peer_protocol.SUMS, peer_protocol.render_sums(offer.sums)),
+        (peer_protocol.STAMP, offer.stamp),
+    ]
 
 
 async def _lent(lender: Lender | None, offer: Offer, ask: Ask, node: int, host: str) -> Lent | None:

@@ -2,26 +2,39 @@
 
 from kvfs.base.errors import Unavailable
 from kvfs.cluster.peer_protocol import PeerAddress
-from kvfs.cluster.roster import Roster
+from kvfs.cluster.roster import Member, Roster
 from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 
 
-def snapshot(roster: Roster) -> ClusterSnapshot:
-    """Returns a snapshot of all nodes that were not removed. One that others cannot reach lends
-    nothing."""
-    return ClusterSnapshot(
-        Host(
-            number=each.number,
-            capacity=each.capacity_bytes if each.peer else 0,
-            free=each.free_bytes if each.peer else 0,
-            zone=each.zone,
-            rack=each.rack,
-            load=each.load,
-            media=frozenset(each.media),
-            state=each.state,
-            alive=each.alive,
-        )
-        for each in roster.all()
+class PlacementView:
+    """The nodes of a roster that were not removed, for placing data; one that others cannot reach
+    lends nothing."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._drawn = -1
+        self._snapshot = ClusterSnapshot(())
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Returns a snapshot, the same one until the roster shows something else: each file asks
+        for one, and it takes 2 ms to draw a thousand nodes."""
+        if self._drawn != self._roster.drawn:
+            self._drawn = self._roster.drawn
+            self._snapshot = ClusterSnapshot(map(_host, self._roster.all()))
+        return self._snapshot
+
+
+def _host(member: Member) -> Host:
+    return Host(
+        number=member.number,
+        capacity=member.capacity_bytes if member.peer else 0,
+        free=member.free_bytes if member.peer else 0,
+        zone=member.zone,
+        rack=member.rack,
+        load=member.load,
+        media=frozenset(member.media),
+        state=member.state,
+        alive=member.alive,
     )
 
 

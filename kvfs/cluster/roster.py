@@ -7,11 +7,10 @@ it costs a dictionary look-up.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import msgspec
-
+from kvfs.base.errors import UNDECODABLE
 from kvfs.cluster.failure_detector import Sightings
 from kvfs.cluster.node_records import NodeRecord, NodeState, Words, unpack_words
-from kvfs.meta.node_leases import Leases
+from kvfs.meta.node_leases import LeaseNews
 
 
 class Member(NamedTuple):
@@ -50,9 +49,15 @@ class Roster:
     def __init__(self, me: int) -> None:
         self.me = me
         """This node's number."""
+        self.drawn = 0
+        """Grows whenever a member is another than before."""
         self._members: dict[int, Member] = {}
         self._sightings = Sightings()
-        self._records: list[NodeRecord] = []
+        self._records: dict[int, NodeRecord] = {}
+
+    def __len__(self) -> int:
+        """Returns the number of nodes that have a lease."""
+        return len(self._sightings)
 
     def all(self) -> list[Member]:
         """Returns all nodes that were not removed, by number."""
@@ -73,18 +78,21 @@ class Roster:
             return False
         return self._sightings.lives(number)
 
-    def look(self, leases: Leases, now_s: float) -> None:
-        """Takes the engine's leases at `now_s` (CLOCK_BOOTTIME)."""
-        self._sightings.look(leases, now_s)
-        self._draw()
+    def hear(self, news: LeaseNews, now_s: float) -> None:
+        """Takes the news of the engine's leases at `now_s` (CLOCK_BOOTTIME)."""
+        touched = self._sightings.hear(news, now_s)
+        self._draw(each for each in touched if each in self._records)
 
     def read(self, records: Iterable[NodeRecord]) -> None:
         """Takes the engine's records of nodes."""
-        self._records = list(records)
-        self._draw()
+        self._records = {each.number: each for each in records}
+        self._members = {}
+        self._draw(self._records)
 
-    def _draw(self) -> None:
-        self._members = {each.number: self._member(each) for each in self._records}
+    def _draw(self, numbers: Iterable[int]) -> None:
+        drawn = {each: self._member(self._records[each]) for each in numbers}
+        self._members.update(drawn)
+        self.drawn += 1
 
     def _member(self, record: NodeRecord) -> Member:
         number = record.number
@@ -116,5 +124,5 @@ def _words(packed: bytes) -> Words | None:
     """Parses a report; None: another version's, which we cannot read."""
     try:
         return unpack_words(packed)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None

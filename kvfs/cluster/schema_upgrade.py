@@ -8,7 +8,8 @@ go back. A person asks for the step (`kvfs node finish-upgrade`), since nothing 
 |---|---|---|
 | 1 no node of the version before has a record | `1>2` | such a node cannot join; all goes on |
 | 2 none has a lease, else back to the start | `1>2` or `1` | likewise |
-| 3 again none has a record | `2` | nothing to do |
+| 3 again none has a record | `2` | the server with the order of keys that only such a node needs |
+| 4 the server has the present layout (`kvfs.meta.redis.scripts.RAISE`) | `2` | nothing to do |
 
 Asked for again it goes on from any of them. A node joins by its lease, then looks at the schema,
 then enters its record: so one that saw `1` and has no record in step 1 has a lease in step 2.
@@ -23,19 +24,24 @@ from kvfs.meta import keys, schema
 from kvfs.meta.engine import Engine, Transaction
 
 
-async def finish(engine: Engine, earlier: Callable[[int], Awaitable[str]]) -> bool:
-    """Takes the three steps, from wherever they were left. Returns whether there was anything to
-    do. `earlier` is `Membership.earlier`.
+async def finish(
+    engine: Engine,
+    earlier: Callable[[int], Awaitable[str]],
+    raise_layout: Callable[[], Awaitable[bool]],
+) -> bool:
+    """Takes the steps, from wherever they were left. Returns whether there was anything to do.
+    `earlier` is `Membership.earlier`, `raise_layout` step 4 (`ReplicaEngine.raise_layout`).
 
     Raises Busy while a node that was not removed is of the version before, and names it;
     Unavailable. If cancelled, it goes on from there when it is called again.
     """
     if await engine.transact(_announce):
-        return False
+        return await raise_layout()
     if living := await earlier(KEEPS_TAGS):
         await engine.transact(_take_back)
         raise _busy(living)
     await engine.transact(_finish)
+    await raise_layout()
     return True
 
 

@@ -26,7 +26,8 @@ LIMIT: Final = 4096
 """Bytes of their text."""
 DIGEST_SIZE: Final = 8
 _SCHEME: Final = "kvfs-cluster"
-_is_cluster: Final = re.compile(r"[0-9a-f]{16}").fullmatch
+is_cluster_id: Final = re.compile(r"[0-9a-f]{16}").fullmatch
+"""Matches the id of a cluster."""
 _is_key: Final = re.compile(rf"[0-9a-f]{{{2 * KEY_SIZE}}}").fullmatch
 
 
@@ -104,7 +105,7 @@ def parse(text: str, source: str) -> Secrets:
             continue
         scheme, _, rest = line.strip().partition(":")
         cluster, _, key = rest.partition(":")
-        if scheme != _SCHEME or not _is_cluster(cluster) or not _is_key(key):
+        if scheme != _SCHEME or not is_cluster_id(cluster) or not _is_key(key):
             raise Invalid(
                 f"{source}, line {number}: no secret of a cluster; `kvfs node secret` on one of its"
                 " nodes prints it"

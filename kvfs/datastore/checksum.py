@@ -44,7 +44,7 @@ def checksum(
     are not read. With `md5` it takes ten times as long, holes included; if they are larger than a
     GiB together there is no MD5. `step` is called before each chunk; an exception of it ends the
     work."""
-    buffer = memoryview(bytearray(_BUFFER_BYTES))
+    buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(size, 1))))
     digests = bytearray()
     flags = _read_flags(fd)
     md5 = md5 and _holes(fd, size) <= _MOST_OF_HOLES

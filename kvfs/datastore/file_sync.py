@@ -21,7 +21,10 @@ import contextlib
 import errno
 import os
 import threading
+from collections.abc import Callable, Sequence
 from typing import Final
+
+from kvfs.datastore.kernel import filesystem_sync
 
 _ATTRIBUTE: Final = "user.kvfs.unsynced"
 _REMEMBERED: Final = 4096
@@ -35,6 +38,8 @@ _failed: dict[str, bytes] = {}
 _marking: Final = threading.Lock()
 """Held so that a mark just made is not mistaken for the one before it."""
 _TOKEN_BYTES: Final = 8
+_MANY: Final = 8
+"""Files from which one sync of their filesystem costs less than theirs."""
 counters: Final = {"failed_syncs": 0}
 """Counts the data files that this process marked."""
 
@@ -42,19 +47,42 @@ counters: Final = {"failed_syncs": 0}
 def sync(fd: int, *, datasync: bool = False) -> None:
     """Makes the data file's content survive power loss. Raises OSError, and from then on at each
     sync of this data file by any descriptor."""
+    _sync_by(fd, os.fdatasync if datasync else os.fsync)
+
+
+def _sync_by(fd: int, call: Callable[[int], None]) -> None:
     if is_lost(fd):
         raise OSError(
             errno.EIO, "the disk refused an earlier sync of it: copy it to a file of another name"
         )
     try:
-        if datasync:
-            os.fdatasync(fd)
-        else:
-            os.fsync(fd)
+        call(fd)
     except OSError as error:
         if error.errno not in _PASSING:
             mark_lost(fd)
         raise
+
+
+def sync_many(fds: Sequence[int]) -> dict[int, OSError]:
+    """Does `sync` for each of these data files; returns those for which it failed, with the errors.
+    Many of one filesystem are synced with it, where that costs less."""
+    failed: dict[int, OSError] = {}
+    by_device: dict[int, list[int]] = {}
+    for fd in fds:
+        by_device.setdefault(os.fstat(fd).st_dev, []).append(fd)
+    for group in by_device.values():
+        is_synced = len(group) >= _MANY and filesystem_sync.sync_filesystem(group[0])
+        is_flushed = False
+        for fd in group:
+            try:
+                if is_flushed:
+                    _sync_by(fd, filesystem_sync.check_written)
+                else:
+                    sync(fd)
+                    is_flushed = is_synced  # the disk's cache too, of what came there last
+            except OSError as error:
+                failed[fd] = error
+    return failed
 
 
 def is_lost(fd: int) -> bool:

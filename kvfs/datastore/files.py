@@ -28,8 +28,11 @@ from typing import Final
 
 import msgspec
 
+from kvfs.base.errors import UNDECODABLE
 from kvfs.base.private_file import sync_directory
 from kvfs.datastore import quarantine_directory
+from kvfs.datastore.kernel import inode_search
+from kvfs.datastore.kernel.file_sequence import FileSequence, is_local
 from kvfs.datastore.kernel.ownership import trusted
 from kvfs.datastore.kernel.safe_open import create_file, open_file
 from kvfs.datastore.quarantine_directory import Quarantined, Reason
@@ -91,6 +94,7 @@ class DataFiles:
         self.root = os.fspath(root)
         self._owners = trusted() if owners is None else owners
         self._directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._is_local = is_local(self._directory)
         self._spares: Spares | None = None
 
     def close(self) -> None:
@@ -98,17 +102,18 @@ class DataFiles:
         if self._spares is not None:
             self._spares.close()
             self._spares = None
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
+        directory, self._directory = self._directory, -1
+        if directory >= 0:
+            os.close(directory)
 
     def path(self, ino: int, version: int) -> str:
         """Returns the absolute path of a data file, whether it exists or not."""
         return f"{self.root}/{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
 
     def keep_spares(self) -> None:
-        """Begins to make data files ahead of their use; for a process that makes many."""
-        if self._spares is None:
+        """Begins to make data files ahead of their use, where a create may take long; for a process
+        that makes many."""
+        if self._spares is None and inode_search.is_long_after_removals(self._directory):
             self._spares = Spares(self._directory)
 
     def after_fork(self) -> None:
@@ -155,12 +160,15 @@ class DataFiles:
     def begin_arriving(self, ino: int, version: int, size: int) -> int:
         """Returns a descriptor of a new file of `size` bytes, all hole, in which a data file is to
         arrive; an earlier one is dropped."""
-        self.drop_arriving(ino, version)
+        name = _arriving(ino, version)
         try:
-            fd = create_file(self._directory, _arriving(ino, version), _CREATE)
+            fd = create_file(self._directory, name, _CREATE)
         except FileNotFoundError:
             os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
-            fd = create_file(self._directory, _arriving(ino, version), _CREATE)
+            fd = create_file(self._directory, name, _CREATE)
+        except FileExistsError:
+            self.drop_arriving(ino, version)
+            fd = create_file(self._directory, name, _CREATE)
         os.ftruncate(fd, size)
         return fd
 
@@ -276,6 +284,11 @@ class DataFiles:
         name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
         return open_file(self._directory, name, flags, self._owners)
 
+    def sequences(self) -> list[FileSequence]:
+        """Returns what opens data files by `name_of`, for one thread: of each place where they may
+        be, the most likely first."""
+        return [FileSequence(lambda: self._directory, self._owners, is_local=self._is_local)]
+
     def open_unseen(self, ino: int, version: int) -> int:
         """Like `open`, to read all of it for checksums: it never waits (O_NONBLOCK), and the access
         time stays that of the file's readers."""
@@ -390,6 +403,11 @@ class DataFiles:
         return fd
 
 
+def name_of(ino: int, version: int) -> tuple[str, str]:
+    """Returns the directory and the name of a data file within its place."""
+    return f"{ino >> 10 & 0xFFF:03x}", f"{ino:016x}.{version:x}"
+
+
 def _relative(ino: int, version: int) -> str:
     return f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
 
@@ -452,5 +470,5 @@ def description(fd: int) -> Description | None:
     """Returns the file's description of itself; None if there is none that can be understood."""
     try:
         return _decode(os.getxattr(fd, _ATTRIBUTE))
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNDECODABLE):
         return None

@@ -21,7 +21,7 @@ Invariants
 import logging
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -31,7 +31,7 @@ import trio
 from kvfs.base.errors import KvfsError
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import namespace_of
+from kvfs.meta.records import NAMESPACE_SHIFT, namespace_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -120,11 +120,11 @@ class Index:
 
     def store(self, sealed: Iterable[Sealed]) -> None:
         """Stores files that were sealed, or came whole from another node."""
-        now = time.time_ns()
+        now, stored = time.time_ns(), list(sealed)
 
         def fn(t: Transaction) -> None:
             sums = _Sums()
-            for ino, version, chunks, blocks in sealed:
+            for ino, version, chunks, blocks in stored:
                 old = _get(t, ino)
                 clock = old.clock if old else self._touched.get(ino, now)
                 new = IndexEntry(version=version, clock=clock, chunks=chunks, blocks=blocks)
@@ -132,19 +132,32 @@ class Index:
             sums.write(t)
 
         self._table.transact_now(fn)
+        for ino, version, _, _ in stored:
+            added = self._added.get(ino)
+            if added is not None and added.version == version:
+                del self._added[ino]
 
     def used_bytes(self) -> dict[int, int]:
         """Returns the bytes of this node's disk that the data files of each namespace take. A file
-        that was published anew in the last second may count twice."""
+        whose content was replaced in the last second may count twice."""
         used = self._table.read_now(_all_sums)
         for ino, added in self._added.items():
-            namespace_id = namespace_of(ino)
+            namespace_id = ino >> NAMESPACE_SHIFT
             used[namespace_id] = used.get(namespace_id, 0) + added.blocks * _BLOCK
         return used
 
     def get(self, ino: int) -> IndexEntry | None:
         """Returns the entry of the file, as last written."""
         return self._table.read_now(lambda t: _get(t, ino))
+
+    def get_many(self, inos: Sequence[int]) -> list[IndexEntry | None]:
+        """Does `get` for each, in one transaction."""
+        return self._table.read_now(lambda t: [_get(t, ino) for ino in inos])
+
+    def has(self, ino: int, version: int) -> bool:
+        """Returns whether its entry of the file is of this version, written or not."""
+        known = self._added.get(ino) or self.get(ino)
+        return known is not None and known.version == version
 
     def remove(self, inos: Iterable[int]) -> None:
         """Removes files that have gone. Call it before their records are dropped: a kill between

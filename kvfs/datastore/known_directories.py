@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from kvfs.base.descriptors import closing
 from kvfs.meta.records import ROOT_INODE
 
 _SLOTS: Final = 1 << 16
@@ -45,21 +46,20 @@ _SPREAD: Final = 0x9E37
 class KnownDirectories:
     """Written by the node alone, from its event loop."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
         """Marks only the root as known, and the node as serving. Call it before the engine's first
         transaction of the node. Raises OSError: on a full disk too, where a page without a block
-        would be a SIGBUS."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        would be a SIGBUS. `goes_on`: the kernel knows what it knew of the node before, of which the
+        counters tell; those are never taken back."""
+        with closing(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
             os.ftruncate(fd, _SIZE)
             os.posix_fallocate(fd, 0, _SIZE)
             self._map = mmap.mmap(fd, _SIZE)
-        finally:
-            os.close(fd)
         self._words = memoryview(self._map).cast("I")
         self._inos: set[int] = set()
-        self._words[0] = 0
-        self._map[4 * _HEADER :] = bytes(_SIZE - 4 * _HEADER)
+        if not goes_on:
+            self._words[0] = 0
+            self._map[4 * _HEADER :] = bytes(_SIZE - 4 * _HEADER)
         self.add(ROOT_INODE)
         self._words[0] = _LAYOUT
 
@@ -113,7 +113,10 @@ class Known:
         words = self._current()
         if words is None or words[0] != _LAYOUT:
             return True
-        return any(map(words.__getitem__, map(_slot, inos)))
+        found = 0
+        for ino in inos:
+            found |= words[_HEADER + ((ino ^ (ino >> 48) * _SPREAD) & (_SLOTS - 1))]  # `_slot`
+        return found != 0
 
     def _current(self) -> memoryview | None:
         """Returns the counters of the present file: it may have been removed between two nodes, and
@@ -132,13 +135,10 @@ class Known:
 
     def _open(self) -> tuple[tuple[int, int], memoryview]:
         """Raises OSError."""
-        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
             found = os.fstat(fd)
             # The map outlives the descriptor; it goes with its last view.
             mapped = mmap.mmap(fd, _SIZE, access=mmap.ACCESS_READ)
-        finally:
-            os.close(fd)
         return (found.st_dev, found.st_ino), memoryview(mapped).cast("I")
 
 

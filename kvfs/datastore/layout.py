@@ -44,7 +44,9 @@ from kvfs.base.errors import (
     NoSpace,
     NotFound,
     ReadOnly,
+    Unavailable,
 )
+from kvfs.base.fuse_device import UNSERVED, unserved_mount
 from kvfs.datastore.kernel.ownership import require_directory, trusted
 
 T = TypeVar("T")
@@ -213,14 +215,15 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def create_store(path: Path) -> Store:
-    """Returns the store in `path`, made first if the directory is missing or empty; idempotent.
+def create_store(path: Path, store_id: str = "") -> Store:
+    """Returns the store in `path`, made first if the directory is missing or empty, with this id
+    (empty: a new one); idempotent.
 
     Raises Invalid for a directory that holds anything else, ReadOnly, NoSpace.
     """
     root = path.absolute()
     if not (root / "format").exists():
-        guarded(root, lambda: _make(root))
+        guarded(root, lambda: _make(root, store_id or str(uuid.uuid4())))
     store = open_store(root)
     guarded(root, lambda: _make_directories(store))
     return store
@@ -245,7 +248,7 @@ def remove_unused(path: Path) -> None:
             store.unlock()
 
 
-def _make(root: Path) -> None:
+def _make(root: Path, store_id: str) -> None:
     if root.exists() and not root.is_dir():
         raise Invalid(f"{root} is not a directory: choose another store with --store")
     if root.exists():
@@ -253,7 +256,7 @@ def _make(root: Path) -> None:
         _make_private(root)
     require_directory(root, _WHAT, trusted(), make=True)
     _require_empty(root)
-    _identify(root, str(uuid.uuid4()))
+    _identify(root, store_id)
 
 
 def _require_empty(root: Path) -> None:
@@ -342,4 +345,6 @@ def translate(error: OSError, root: Path) -> KvfsError:
         return ReadOnly(f"no permission to write in the store {root}: run as its owner")
     if error.errno == errno.EIO:
         return Corrupt(f"the disk of the store {root} reports an error: see the kernel's log")
+    if error.errno in UNSERVED:
+        return Unavailable(f"{root}: {unserved_mount(str(root))}")
     return Invalid(f"the store {root} cannot be used: {error.strerror or error}")

@@ -11,6 +11,8 @@ Invariants
   mark, or a directory with anything else in it, is refused. So is one that anyone else owns, may
   write in or could replace, except the owner that a shared one declares (`kernel.ownership`).
 - A place that the settings no longer name is refused while data files lie in it.
+- A place whose disk is not mounted is refused: its files would be missing, and new ones would be
+  hidden by it later. A disk that is mounted there, and empty, is a new one.
 - A process that gets no targets for five seconds makes files in the store's own directory.
 """
 
@@ -21,9 +23,10 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from kvfs.base import private_file
-from kvfs.base.errors import ConfigError, Corrupt, Invalid, NotSupported
+from kvfs.base.errors import ConfigError, Corrupt, Invalid, NotSupported, Unavailable
 from kvfs.base.media import Place
 from kvfs.datastore import quarantine_directory
 from kvfs.datastore.kernel.filesystem_probe import filesystem_type
@@ -45,12 +48,15 @@ def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
     """Makes the missing directories, marks them, and tells other processes of the store.
 
     `owner`: the store or cluster that owns the shared ones. Raises ConfigError, Invalid, ReadOnly,
-    NoSpace, AccessDenied (somebody else owns one, or may write in it), Corrupt, NotSupported."""
+    NoSpace, AccessDenied (somebody else owns one, or may write in it), Corrupt, NotSupported,
+    Unavailable (the disk of one is not mounted)."""
     roots = [place.root for place in places]
     if len(set(roots)) < len(roots) or os.fspath(store.data) in roots:
         raise ConfigError("each tier and each shared store is a directory of its own")
     for old in _told_before(store):
-        if old.root not in roots and _holds_data(old.root):
+        if old.root in roots:
+            _require_mounted(old)
+        elif _holds_data(old.root):
             raise ConfigError(
                 f"data files lie in {old.root}, which an earlier start was told of: name it again "
                 f"({old.flag} {old})"
@@ -58,7 +64,8 @@ def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
     for place in places:
         guarded(Path(place.root), lambda place=place: _claim(place, store, owner))  # type: ignore[misc]
     if places or (store.root / "places").exists():
-        private_file.replace(store.root / "places", msgspec.json.encode(places))
+        found = [replace(each, mount_point=_mount_point(each.root)) for each in places]
+        private_file.replace(store.root / "places", msgspec.json.encode(found))
 
 
 def known(store: Store) -> list[Place]:
@@ -101,6 +108,23 @@ def _claim(place: Place, store: Store, owner: str) -> None:
     found = _read_mark(root)
     if found.owner != owner:
         raise Invalid(f"{root} holds data of another store ({found.owner}): name an empty one")
+
+
+def _require_mounted(place: Place) -> None:
+    root = Path(place.root)
+    if not place.mount_point or os.path.ismount(place.mount_point) or (root / MARK).exists():
+        return
+    raise Unavailable(
+        f"nothing is mounted at {place.mount_point}, where {root} lay at the last start: mount its"
+        f" disk. If what it had is lost, start once without {place.flag} {place}"
+    )
+
+
+def _mount_point(root: str) -> str:
+    path = os.path.realpath(root)
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def _read_mark(root: Path) -> _Mark:

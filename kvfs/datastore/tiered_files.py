@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
-import msgspec
-
+from kvfs.base.errors import UNDECODABLE
 from kvfs.base.media import Place
 from kvfs.datastore import places
 from kvfs.datastore.files import DataFiles
+from kvfs.datastore.kernel.file_sequence import FileSequence
 from kvfs.datastore.layout import Store
 from kvfs.datastore.quarantine_directory import Quarantined, Reason
-from kvfs.meta.records import namespace_of
+from kvfs.meta.records import NAMESPACE_SHIFT
 
 T = TypeVar("T")
 _LOOK_S: Final = 0.25
@@ -34,7 +34,11 @@ class TieredFiles(DataFiles):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.data)
-        self.own = DataFiles(store.data)
+        try:
+            self.own = DataFiles(store.data)
+        except BaseException:
+            super().close()
+            raise
         """The store's own directory alone."""
         self._store = store
         self._others: dict[str, DataFiles] = {}
@@ -76,7 +80,7 @@ class TieredFiles(DataFiles):
         return own
 
     def create(self, ino: int, version: int) -> int:
-        target = self._target(namespace_of(ino))
+        target = self._target(ino >> NAMESPACE_SHIFT)
         if target is not None:
             try:
                 return target.create(ino, version)
@@ -91,6 +95,12 @@ class TieredFiles(DataFiles):
             return super().open(ino, version, flags)
         except FileNotFoundError:
             return self._elsewhere(lambda files: files.open(ino, version, flags))
+
+    def sequences(self) -> list[FileSequence]:
+        found = super().sequences()
+        for each in list(self._others.values()):
+            found += each.sequences()
+        return found
 
     def renew(self, ino: int, version: int, copy: Callable[[int, int], object]) -> None:
         try:
@@ -219,7 +229,7 @@ class TieredFiles(DataFiles):
             if time.time() - path.stat().st_mtime < _BELIEVED_S:
                 self._reload()
                 self._targets = places.decode_targets(path.read_bytes())
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNDECODABLE):
             pass
 
 

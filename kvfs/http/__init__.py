@@ -18,6 +18,7 @@ doors and nodes give it a handler.
 | `response` | a handler's answer, and its head as bytes: no I/O |
 | `response_writer` | a response onto a stream |
 | `connection` | one connection: requests in, responses out, in order |
+| `idle_connections` | connections that wait for their next request, and the task that serves them |
 | `server` | listeners, connections, deadlines, the graceful end |
 | `tls_contexts` | contexts for TLS |
 | `http_client` | one connection as its client: requests out, answers in |

@@ -64,8 +64,14 @@ class RequestBody:
         ConnectionLost. Cancelled: received bytes are in the buffer or still to come; none are
         skipped.
         """
+        inbox = self._inbox
         if self._failure is not None:
             raise self._failure
+        if self._chunks is None and not self._awaits_continue and inbox.start < len(inbox.data):
+            count = inbox.move_into(buffer[: self._left])
+            self._left -= count
+            self.received_bytes += count
+            return count
         try:
             if self._awaits_continue:
                 await self.send_continue()

@@ -1,5 +1,8 @@
 """One connection: requests in, responses out, in the order of the requests.
 
+Its requests are served by `idle_connections`, in one step or by a task; over TLS a task serves the
+connection from its beginning to its end.
+
 Pipelined requests wait in the inbox until the one before has been answered. Any fault of a request
 ends the connection after the answer to it, since nobody can tell where the next begins.
 """
@@ -11,16 +14,19 @@ from dataclasses import dataclass
 
 import trio
 
+from kvfs.base.detach import Unfinished, aside, begin
 from kvfs.http.body import RequestBody
 from kvfs.http.connection_errors import ConnectionLost, RequestRefused, WireError
 from kvfs.http.full_server import IDLE_PROVEN, IDLE_STRANGER, STALLED, UNFINISHED_HEAD, Origin, Wait
 from kvfs.http.head import ConnectionState, Head
-from kvfs.http.inbox import Inbox
+from kvfs.http.idle_connections import IdleConnections
+from kvfs.http.inbox import READ_BYTES, Inbox
 from kvfs.http.limits import Limits
 from kvfs.http.parser import HeadParser
 from kvfs.http.response import (
     PLAIN,
     SIZED,
+    FileRange,
     Response,
     is_delimited,
     plain_refusal,
@@ -28,7 +34,7 @@ from kvfs.http.response import (
     render_head,
 )
 from kvfs.http.response_writer import send_response
-from kvfs.http.stream import NEVER, Stream
+from kvfs.http.stream import NEVER, TURN_BYTES, Stream
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +69,8 @@ class ServerContext:
     limits: Limits
     heads: HeadParser
     counters: Counters
+    steps: bool = False
+    """Whether the handler goes aside (`kvfs.base.detach`) before it waits."""
     refuse: Refuse = plain_refusal
     """Makes the response to a request that the server refuses with a status and a reason."""
     on_response: OnResponse | None = None
@@ -71,12 +79,23 @@ class ServerContext:
 
 
 class Connection:
-    """One connection. `attend` is its task; other tasks call `stop` and `stream.expire`."""
+    """One connection. While it is idle, or from its beginning over TLS, it is closed by `expire`
+    and `stop`, while a task serves it by `scope` too."""
 
     def __init__(
-        self, service: ServerContext, stream: Stream, peer: tuple[str, int], origin: Origin
+        self,
+        service: ServerContext,
+        stream: Stream,
+        peer: tuple[str, int],
+        origin: Origin,
+        idle: "IdleConnections[Connection]",
     ) -> None:
         self.stream = stream
+        self.fileno = stream.fileno
+        self._receive = stream.receiver
+        self._idle_s = service.limits.idle_s
+        self.is_idle = False
+        self._idle = idle
         self.origin = origin
         self.scope = trio.CancelScope(shield=True)
         self._service = service
@@ -89,9 +108,20 @@ class Connection:
         """The time when it was accepted (time.monotonic)."""
 
     def stop(self) -> None:
-        """Serves the request in flight, if there is one, and no other."""
-        self._inbox.stopping = True
-        if self._inbox.idle:
+        """Serves the request in flight, or one that comes within `parting_s`, and no other."""
+        inbox, stream = self._inbox, self.stream
+        inbox.stopping = True
+        self._idle_s = self._service.limits.parting_s
+        if inbox.idle:
+            stream.deadline = min(stream.deadline, inbox.since + self._idle_s)
+            if stream.deadline <= time.monotonic():
+                self.expire()
+
+    def expire(self) -> None:
+        """Ends the wait for the peer, if there is one."""
+        if self.is_idle:
+            self._idle.expire(self)
+        elif not self._idle.interrupt(self):
             self.stream.expire()
 
     def wait(self, now: float) -> Wait | None:
@@ -105,14 +135,86 @@ class Connection:
             return Wait(IDLE_PROVEN if self._session.proven else IDLE_STRANGER, now - inbox.since)
         return Wait(STALLED, self._service.limits.stall_s - (deadline - now))
 
+    def rest(self) -> None:
+        """Begins to be idle."""
+        inbox, limits = self._inbox, self._service.limits
+        self.is_idle = inbox.idle = True
+        inbox.since = now = time.monotonic()
+        is_first = inbox.is_fresh and not inbox.stopping
+        self.stream.deadline = now + (limits.head_s if is_first else self._idle_s)
+
+    def step(self, *, expired: bool = False) -> bool | Unfinished[bool]:
+        """Serves what has come to an idle connection. Returns whether it goes on, or the rest of a
+        request that must wait, whose result says so. `expired`: it ends if nothing has come."""
+        inbox, stream = self._inbox, self.stream
+        try:
+            data = self._receive(READ_BYTES)
+        except BlockingIOError:
+            if not expired:
+                return True
+            data = b""
+        except OSError:
+            data = b""
+        if not data:
+            stream.close()
+            return False
+        inbox.data, inbox.start = data, 0
+        self.is_idle = inbox.idle = False
+        stream.deadline, stream.turn_bytes = NEVER, TURN_BYTES
+        try:
+            result = begin(self.serve())
+        except RuntimeError:
+            return self._fail()
+        if result is True:  # as `rest` does
+            self.is_idle = inbox.idle = True
+            inbox.since = now = time.monotonic()
+            stream.deadline = now + self._idle_s
+        return result
+
+    def go_on(
+        self, rest: Unfinished[bool], error: Exception | None = None
+    ) -> bool | Unfinished[bool]:
+        """Does what `step` does with the rest of a request whose wait is over; `error` is raised in
+        its place."""
+        try:
+            result = rest.go_on(error)
+        except RuntimeError:
+            return self._fail()
+        if result is True:
+            self.rest()
+        return result
+
+    def _fail(self) -> bool:
+        """Ends a connection whose handler waited and had not gone aside."""
+        log.exception("a connection failed")
+        self.stream.close()
+        return False
+
+    async def serve(self) -> bool:
+        """Serves requests until none is under way, and returns whether the connection goes on;
+        closes it if not. Cancelled: closes it."""
+        goes_on, inbox = False, self._inbox
+        try:
+            while await self._serve_next():
+                if inbox.start == len(inbox.data):
+                    goes_on = True
+                    break
+        except ConnectionLost:
+            log.debug("a connection ended early", exc_info=True)
+        except Exception:
+            log.exception("a connection failed")
+        finally:
+            if not goes_on:
+                self.stream.close()
+        return goes_on
+
     async def attend(self) -> None:
-        """Serves the connection to its end and closes it. Shielded: ends by `stop`, by its
+        """Serves a connection over TLS to its end and closes it. Shielded: ends by `stop`, by its
         deadlines or by `scope`."""
         try:
             with self.scope:
-                if self.stream.secure:
-                    await self.stream.handshake()
-                while await self._serve_next():
+                await self.stream.handshake()
+                while await self.serve():
                     pass
         except ConnectionLost:
             log.debug("a connection ended early", exc_info=True)
@@ -148,8 +250,10 @@ class Connection:
         counters = self._service.counters
         counters.requests += 1
         if head.content_length or head.chunked or head.expects_continue:
-            body = RequestBody(head, self._inbox, self._service.limits)
-            self.stream.restart_pace()
+            inbox = self._inbox
+            body = RequestBody(head, inbox, self._service.limits)
+            if head.chunked or inbox.start + (head.content_length or 0) > len(inbox.data):
+                self.stream.restart_pace()
         elif self._no_body is None:
             body = self._no_body = RequestBody(head, self._inbox, self._service.limits)
         else:
@@ -167,6 +271,8 @@ class Connection:
             if head.expects_continue and body.remaining == 0:
                 # Clients that asked for leave wait for it even where they have nothing to send.
                 await body.send_continue()
+            if not self._service.steps:
+                await aside()
             return await self._service.handler(head, body)
         except RequestRefused as refusal:
             return self._refusal(refusal.status, refusal.reason)
@@ -188,6 +294,7 @@ class Connection:
     ) -> bool:
         """Sends the response and gives back what it holds. Returns whether the connection goes
         on."""
+        is_taken = body is not None and (body.is_none or body.is_over())
         goes_on = (
             head is not None
             and body is not None
@@ -197,7 +304,7 @@ class Connection:
             # Told with the answer, the end loses no request, as it may while idle.
             and not self._service.counters.waiting_connections
             and (isinstance(response.body, SIZED) or is_delimited(head, response))
-            and (body.is_none or body.can_be_drained(self._service.limits.drain_bytes))
+            and (is_taken or body.can_be_drained(self._service.limits.drain_bytes))
         )
         try:
             rendered = render_head(head, response, goes_on)
@@ -215,14 +322,17 @@ class Connection:
             self.stream.abort()
             raise
         finally:
-            if not isinstance(response.body, PLAIN):
+            if isinstance(response.body, FileRange):
+                if response.body.close is not None:
+                    response.body.close()
+            elif not isinstance(response.body, PLAIN):
                 await release(response)
             sent_bytes = self.stream.sent_bytes - before
             service.counters.sent_bytes += sent_bytes
             if service.on_response is not None:
                 seconds = time.monotonic() - self._began
                 service.on_response(head, response.status, sent_bytes, seconds)
-        if goes_on and body is not None and body.is_none:
+        if goes_on and is_taken:
             return True
         return await self._finish(body, goes_on)
 

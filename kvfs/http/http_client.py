@@ -19,7 +19,8 @@ from kvfs.http.head import Field
 from kvfs.http.limits import Limits
 from kvfs.http.stream import NEVER, Stream
 
-_READ_BYTES: Final = 64 << 10
+_HEAD_BYTES: Final = 4 << 10
+"""Bytes received at a time for a head: what comes along of the body is copied once more."""
 _LIMITS: Final = Limits()
 _TARGET: Final = re.compile(rb"/[\x21-\x7e]*")
 _VALUE: Final = re.compile(rb"[\x20-\x7e]*")
@@ -84,7 +85,7 @@ class ClientConnection:
         while (end := self._data.find(b"\r\n\r\n") + 4) < 4:
             if len(self._data) > _LIMITS.head_bytes:
                 raise ConnectionLost("the answer's head has no end")
-            data = await self._stream.receive(_READ_BYTES, NEVER)
+            data = await self._stream.receive(_HEAD_BYTES, NEVER)
             if not data:
                 raise ConnectionLost("the server closed the connection")
             self._data += data
@@ -107,8 +108,13 @@ class ClientConnection:
         view = view[: self._left]
         if not len(view):
             return 0
-        count = self._buffered(view) or self._stream.receive_soon(view, patience_ms)
-        return None if count is None else self._received(count)
+        count = self._buffered(view)
+        if count < len(view):
+            more = self._stream.receive_soon(view[count:], 0 if count else patience_ms)
+            if more is None and not count:
+                return None
+            count += more or 0
+        return self._received(count)
 
     def _buffered(self, view: memoryview) -> int:
         """Copies the bytes that came along with the head."""

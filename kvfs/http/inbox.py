@@ -9,15 +9,26 @@ from kvfs.http.limits import Limits
 from kvfs.http.parser import HeadParser, head_end
 from kvfs.http.stream import AT_ONCE, Stream
 
-_READ_BYTES: Final = 64 << 10
+READ_BYTES: Final = 64 << 10
+"""Bytes that are taken from a socket at a time, except payload."""
 
 
 class Inbox:
     """The bytes: `data` from `start` on. Owned by the task that owns the stream."""
 
     __slots__ = (
-        *("_heads", "_limits", "_peer", "data", "idle", "in_head", "is_fresh", "since"),
-        *("start", "stopping", "stream"),
+        *(
+            "_head_bytes",
+            "_heads",
+            "_limits",
+            "_peer",
+            "data",
+            "idle",
+            "in_head",
+            "is_fresh",
+            "since",
+        ),
+        *("since", "start", "stopping", "stream"),
     )
 
     def __init__(
@@ -36,6 +47,7 @@ class Inbox:
         """The time when it began to be idle, or its head to come."""
         self.stopping = False
         self._limits = limits
+        self._head_bytes = limits.head_bytes
         self._peer = peer
 
     def is_empty(self) -> bool:
@@ -51,12 +63,8 @@ class Inbox:
             self.data = b""
             self.idle = True
             try:
-                if not self.stopping:
-                    self.since = time.monotonic()
-                    patience_s = self._limits.head_s if self.is_fresh else self._limits.idle_s
-                    self.data = await self.stream.receive(_READ_BYTES, self.since + patience_s)
-                else:
-                    self.data = await self._received_already()
+                self.since = time.monotonic()
+                self.data = await self.stream.receive(READ_BYTES, self.since + self._patience_s())
             except Stalled:
                 self.data = await self._received_already()
             finally:
@@ -65,18 +73,26 @@ class Inbox:
                 return None
         if self.data.startswith(b"\r\n", self.start):
             self._skip_empty_lines()
-        end = head_end(self.data, self.start, self._limits)
-        if end < 0 and (end := await self._rest_of_head()) < 0:
-            return None
+        end = self.data.find(b"\r\n\r\n", self.start) + 4
+        if not 4 <= end <= self.start + self._head_bytes:
+            end = head_end(self.data, self.start, self._limits)
+            if end < 0 and (end := await self._rest_of_head()) < 0:
+                return None
         block = self.data[self.start : end]  # all of it, mostly: then no copy
         self.start = end
         self.is_fresh = False
         return self._heads.parse(block, self._peer, self.stream.secure)
 
+    def _patience_s(self) -> float:
+        """Returns the seconds for which the next head is awaited."""
+        if self.stopping:
+            return self._limits.parting_s
+        return self._limits.head_s if self.is_fresh else self._limits.idle_s
+
     async def _received_already(self) -> bytes:
         """Returns the bytes that have come, when no more may be awaited."""
         try:
-            return await self.stream.receive(_READ_BYTES, AT_ONCE)
+            return await self.stream.receive(READ_BYTES, AT_ONCE)
         except Stalled:
             return b""
 
@@ -93,7 +109,7 @@ class Inbox:
     async def _receive_head(self, deadline: float) -> int:
         while True:
             try:
-                data = await self.stream.receive(_READ_BYTES, deadline)
+                data = await self.stream.receive(READ_BYTES, deadline)
             except Stalled:
                 raise RequestRefused(408, "the head came too slowly") from None
             if not data:
@@ -111,7 +127,7 @@ class Inbox:
     async def more(self) -> bool:
         """Appends bytes of a body to `data` as they come; False: the peer closed. Raises Stalled,
         ConnectionLost."""
-        data = await self.stream.receive_paced(_READ_BYTES)
+        data = await self.stream.receive_paced(READ_BYTES)
         self._append(data)
         return bool(data)
 

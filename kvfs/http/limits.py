@@ -48,6 +48,10 @@ class Limits:
     linger_bytes: int = 64 << 20
     stop_s: float = 10.0
     """Seconds for requests in flight when the server is told to stop."""
+    parting_s: float = 0.0
+    """Seconds for which a connection then waits for another request, from its last one on: the
+    answer to that tells its client to make a new connection. A client whose request and the end of
+    an idle connection cross each other has lost the request."""
 
     def __post_init__(self) -> None:
         assert 0 < self.target_bytes < self.head_bytes

@@ -37,7 +37,7 @@ _NOT_IN_TRAILERS: Final = frozenset(
 
 
 class _Callbacks(msgspec.Struct):
-    """The callbacks of llhttp."""
+    """The callbacks of llhttp. Those of built-in types save a call of Python for each field."""
 
     on_url: Callable[[bytes], object]
     on_header: Callable[[bytes, bytes], object]
@@ -73,7 +73,14 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
     Raises RequestRefused: 400, 414, 417, 431, 501 or 505."""
     parts: list[bytes] = []
     sent: dict[bytes, bytes] = {}
-    method = _feed(block, parts.append, sent.setdefault)
+    parser = httptools.HttpRequestParser(_Callbacks(parts.append, sent.setdefault))
+    try:
+        parser.feed_data(block)
+    except httptools.HttpParserUpgrade:
+        pass  # an offer that nobody has to take (RFC 9110, 7.8)
+    except httptools.HttpParserError as error:
+        raise _refusal(block, error) from error
+    method = str(parser.get_method(), "ascii")
     target = parts[0] if len(parts) == 1 else b"".join(parts)
     http_1_0 = not block.startswith(b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target))
     if http_1_0:
@@ -176,28 +183,22 @@ def _every_header(block: bytes) -> list[Field]:
     def on_header(name: bytes, value: bytes) -> None:
         headers.append((name.lower(), value.rstrip(b" \t")))
 
-    _feed(block, bytes, on_header)
+    try:
+        httptools.HttpRequestParser(_Callbacks(bytes, on_header)).feed_data(block)
+    except httptools.HttpParserUpgrade:
+        pass
+    except httptools.HttpParserError as error:
+        raise _refusal(block, error) from error
     return headers
 
 
-def _feed(
-    block: bytes,
-    on_url: Callable[[bytes], object],
-    on_header: Callable[[bytes, bytes], object],
-) -> str:
-    """Returns the method. Callbacks of built-in types save a call of Python for each field."""
-    parser = httptools.HttpRequestParser(_Callbacks(on_url, on_header))
-    try:
-        parser.feed_data(block)
-    except httptools.HttpParserUpgrade:
-        pass  # an offer that nobody has to take (RFC 9110, 7.8)
-    except httptools.HttpParserInvalidMethodError as error:
-        if _UNKNOWN_METHOD.match(block):
-            raise RequestRefused(501, "this method is not known") from error
-        raise RequestRefused(400, "this is no request line") from error
-    except httptools.HttpParserError as error:
-        raise RequestRefused(400, f"malformed request: {error}") from error
-    return str(parser.get_method(), "ascii")
+def _refusal(block: bytes, error: httptools.HttpParserError) -> RequestRefused:
+    """Returns the answer to what llhttp refuses."""
+    if not isinstance(error, httptools.HttpParserInvalidMethodError):
+        return RequestRefused(400, f"malformed request: {error}")
+    if _UNKNOWN_METHOD.match(block):
+        return RequestRefused(501, "this method is not known")
+    return RequestRefused(400, "this is no request line")
 
 
 def _check_version(block: bytes, method: str, target: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvfs.base.detach import aside
 from kvfs.http.head import Field, Head
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _OURS: Final = frozenset(
     (b"content-length", b"transfer-encoding", b"connection", b"date", b"server")
 )
 _BODILESS: Final = frozenset((204, 304))
-_WITH_FILES: Final = frozenset((200, 206))
+_WITH_BODIES: Final = frozenset((200, 206))
 
 
 class FileRange(msgspec.Struct):
@@ -43,6 +44,7 @@ class FileRange(msgspec.Struct):
 
 PLAIN: Final = (bytes, type(None))
 """Bodies that hold nothing which must be given back."""
+_OF_A_LENGTH: Final = (bytes, FileRange)
 SIZED: Final = (*PLAIN, FileRange)
 """Bodies of a known length."""
 ResponseBody = bytes | FileRange | AsyncGenerator[bytes, None] | None
@@ -93,6 +95,7 @@ async def release(response: Response) -> None:
         if body.close is not None:
             body.close()
     elif body is not None and not isinstance(body, bytes):
+        await aside()
         await body.aclose()
 
 
@@ -121,8 +124,8 @@ def render_head(head: Head | None, response: Response, goes_on: bool) -> bytes:
         headers.rendered if isinstance(headers, Prepared) else render_fields(headers),
         render_fields(further) if further else b"",
         response.lines,
-        b"Content-Length: %d\r\n" % body.length
-        if isinstance(body, FileRange) and response.status in _WITH_FILES
+        b"Content-Length: %d\r\n" % (body.length if isinstance(body, FileRange) else len(body))
+        if isinstance(body, _OF_A_LENGTH) and response.status in _WITH_BODIES
         else _length_field(head, response),
         b"\r\n" if goes_on and not (head and head.http_1_0) else _connection_field(goes_on),
     )

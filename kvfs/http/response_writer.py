@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
+from kvfs.base.detach import aside
 from kvfs.http.connection_errors import ConnectionLost
 from kvfs.http.head import Head
 from kvfs.http.response import FileRange, Response, ResponseBody, has_body
@@ -31,7 +32,7 @@ async def send_response(
     body = response.body
     piece: bytes | memoryview
     is_plain = head is not None and head.method == "GET" and response.status in _WITH_BODY
-    if body is None or not (is_plain or has_body(head, response)):
+    if not body or not (is_plain or has_body(head, response)):
         piece = rendered
     elif isinstance(body, bytes) and len(body) <= _JOINED_BYTES:
         piece = rendered + body
@@ -70,10 +71,11 @@ async def _send_file(stream: Stream, rendered: bytes, body: FileRange) -> None:
         await stream.send(rendered, more=True)
         await _send_coming(stream, body, body.coming)
         return
-    aside = body.aside is not None and not stream.secure
-    await stream.send(rendered, more=not aside)  # the peer reads it while a thread wakes up
-    if body.aside is not None and aside:
-        await stream.send_file_aside(body.fd, body.offset, body.length, body.unchanged, body.aside)
+    threads = None if stream.secure else body.aside
+    # Without MSG_MORE the peer reads it while a thread wakes up.
+    await stream.send(rendered, more=threads is None)
+    if threads is not None:
+        await stream.send_file_aside(body.fd, body.offset, body.length, body.unchanged, threads)
     else:
         await stream.send_file(body.fd, body.offset, body.length, body.unchanged)
 
@@ -83,6 +85,7 @@ async def _send_coming(
 ) -> None:
     """Sends a span at a time, each when it has come. Waiting for it is not the peer's fault."""
     at, end = body.offset, body.offset + body.length
+    await aside()
     while at < end:
         length = min(_COMING_BYTES, end - at)
         await coming(at, length)
@@ -111,6 +114,7 @@ def _read_behind(rendered: bytes, body: FileRange) -> memoryview:
 async def _send_generated(
     stream: Stream, body: AsyncGenerator[bytes, None], in_chunks: bool
 ) -> None:
+    await aside()
     async for piece in body:
         if piece:  # an empty chunk would end the body
             await stream.send(b"%x\r\n%b\r\n" % (len(piece), piece) if in_chunks else piece)

@@ -1,10 +1,11 @@
 """Listeners, connections, deadlines, the graceful end.
 
-A connection is a task. When told to stop, by its event or by cancellation, the server stops
-accepting, closes idle connections at once, lets requests in flight finish for `stop_s` seconds and
-then cuts them off. At most `connections` are served, shared out by `full_server`: if one more
-comes, it waits, answers end their connections, and of those that wait for their peers the ones end
-that lose least by it.
+Connections wait for their next request in `idle_connections`. When told to stop, by its event or by
+cancellation, the server stops accepting, closes connections that were idle for `parting_s`, answers
+requests in flight, and those that come on others meanwhile, as the last of their connections, and
+cuts off after `stop_s` seconds. At most `connections` are served, shared out by
+`full_server`: if one more comes, it waits, answers end their connections, and of those that wait
+for their peers the ones end that lose least by it.
 """
 
 import errno
@@ -24,6 +25,7 @@ import trio
 
 from kvfs.http.connection import Connection, Counters, Handler, OnResponse, Refuse, ServerContext
 from kvfs.http.full_server import Origins, has_room, to_shed
+from kvfs.http.idle_connections import IdleConnections
 from kvfs.http.limits import Limits
 from kvfs.http.parser import HeadParser
 from kvfs.http.response import plain_refusal
@@ -79,6 +81,7 @@ async def serve(
     handler: Handler,
     limits: Limits | None = None,
     *,
+    steps: bool = False,
     refuse: Refuse = plain_refusal,
     tls: ssl.SSLContext | None = None,
     on_response: OnResponse | None = None,
@@ -89,8 +92,9 @@ async def serve(
     """Serves HTTP/1.1 (and 1.0) on `listeners`, which are closed at the end, until `stop` or
     cancellation; both end gracefully, within `limits.stop_s` seconds.
 
-    The handler runs in its connection's task, shielded from the caller's cancellation; it is
-    responsible for its own waits and for how long it takes. With `tls` every connection is
+    The handler is shielded from the caller's cancellation; it is responsible for its own waits and
+    for how long it takes. If it `steps`, it goes aside (`kvfs.base.detach`) before it waits: then a
+    request that need not wait gets no task. With `tls` every connection is
     encrypted, and sendfile is replaced by a copy through one buffer per connection; ALPN offers
     http/1.1 alone.
     """
@@ -98,10 +102,12 @@ async def serve(
         tls.set_alpn_protocols(["http/1.1"])
     counters = Counters() if counters is None else counters
     limits = _within_descriptors(limits or Limits())
-    service = ServerContext(handler, limits, HeadParser(limits), counters, refuse, on_response)
+    heads = HeadParser(limits)
+    service = ServerContext(handler, limits, heads, counters, steps, refuse, on_response)
     async with trio.open_nursery() as nursery:
         server = _Server(service, tls, nursery)
         with server.ending(listeners):
+            await nursery.start(server.idle.run)
             nursery.start_soon(server.keep_deadlines)
             async with trio.open_nursery() as accepting:
                 accepting.start_soon(server.make_room)
@@ -129,6 +135,7 @@ class _Server:
         self._tls = tls
         self._nursery = nursery
         self._connections: set[Connection] = set()
+        self.idle = IdleConnections[Connection](self._ended)
         self._waiting: deque[Connection] = deque()
         self._is_full = trio.Event()
         self._origins = Origins()
@@ -179,7 +186,8 @@ class _Server:
             sock.close()
             return None
         stream = Stream(sock, self._limits)
-        return Connection(self._service, stream, peer, self._origins.of(peer[0]))
+        origin = self._origins.of(peer[0])
+        return Connection(self._service, stream, peer, origin, self.idle)
 
     def _admit(self, connection: Connection) -> None:
         """Serves it now, or when there is room."""
@@ -193,21 +201,26 @@ class _Server:
     def _begin(self, connection: Connection) -> None:
         connection.origin.connections += 1
         self._connections.add(connection)
-        self._nursery.start_soon(self._attend, connection)
+        self._service.counters.connections += 1
+        self._service.counters.open_connections += 1
+        if connection.stream.secure:
+            self._nursery.start_soon(self._attend, connection)
+        else:
+            self.idle.add(connection)
 
     async def _attend(self, connection: Connection) -> None:
-        counters = self._service.counters
-        counters.connections += 1
-        counters.open_connections += 1
         try:
             await connection.attend()
         finally:
-            counters.open_connections -= 1
-            self._connections.discard(connection)
-            connection.origin.connections -= 1
-            self._origins.left(connection.origin)
-            if self._waiting:
-                self._let_in()
+            self._ended(connection)
+
+    def _ended(self, connection: Connection) -> None:
+        self._service.counters.open_connections -= 1
+        self._connections.discard(connection)
+        connection.origin.connections -= 1
+        self._origins.left(connection.origin)
+        if self._waiting:
+            self._let_in()
 
     def _let_in(self) -> None:
         """Begins the waiting connections that have room now, in the order in which they came."""
@@ -238,7 +251,7 @@ class _Server:
     def _shed(self) -> None:
         most = len(self._waiting)
         for connection in to_shed(self._limits, self._connections, time.monotonic(), most):
-            connection.stream.expire()
+            connection.expire()
 
     def _turn_away(self) -> None:
         """Tells peers that have waited too long to come again."""
@@ -251,15 +264,27 @@ class _Server:
 
     async def keep_deadlines(self) -> None:
         """Ends waits whose deadline has passed, until the server has stopped and is empty."""
-        with trio.CancelScope(shield=True):
-            while self._connections or not self._stopping.is_set():
-                now = time.monotonic()
-                for connection in tuple(self._connections):
-                    if connection.stream.deadline <= now:
-                        connection.stream.expire()
-                    if self._cut_off <= now:
-                        connection.scope.cancel()
-                await self._tick()
+        try:
+            with trio.CancelScope(shield=True):
+                while self._connections or not self._stopping.is_set():
+                    self._look_at_deadlines(time.monotonic())
+                    await self._tick()
+        finally:
+            self.idle.close()
+
+    def _look_at_deadlines(self, now: float) -> None:
+        self.idle.look_at_deadlines(now)
+        for connection in tuple(self._connections):
+            if connection.stream.deadline <= now:
+                connection.expire()
+            if self._cut_off <= now:
+                self._cut(connection)
+
+    def _cut(self, connection: Connection) -> None:
+        if connection.stream.secure:
+            connection.scope.cancel()
+        else:
+            self.idle.cut_off(connection)
 
     async def _tick(self) -> None:
         if self._stopping.is_set():

@@ -2,8 +2,11 @@
 
 Every operation is tried first and waits only if it must: a wait costs a turn of trio's loop, which
 is several times the system call. So an operation is a checkpoint only now and then: after
-_TURN_BYTES moved without a wait the next one lets others run first, and a cancellation takes effect
+TURN_BYTES moved without a wait the next one lets others run first, and a cancellation takes effect
 there. Received bytes are never lost to a cancellation.
+
+It waits for bytes with or without a task (`kvfs.base.detach`); before it waits for room, or lets
+others run, it goes aside.
 
 Deadlines cost an assignment: `deadline` stands while the stream waits, and its owner (the server's
 clock task) calls `expire` once it has passed. A cancel scope each would cost more than the
@@ -21,18 +24,19 @@ import ssl
 import struct
 import termios
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import trio
 
+from kvfs.base.detach import aside, until_readable
 from kvfs.http.connection_errors import ConnectionLost, Stalled
 from kvfs.http.limits import Limits
 
 _INT: Final = struct.Struct("i")
 NEVER: Final = math.inf
 AT_ONCE: Final = -math.inf  # as a deadline: no wait at all
-_TURN_BYTES: Final = 4 << 20
+TURN_BYTES: Final = 4 << 20
 _TURN_COST: Final = 64 << 10  # of an operation, however little it moves
 _PIECE_BYTES: Final = 2 << 20  # of one sendfile; a socket holds 4 MiB at most by default
 _BURST_BYTES: Final = 64 << 20  # sent in a thread before its loop is asked again
@@ -40,6 +44,8 @@ _PAUSE_MS: Final = 20  # of the peer, after which the thread is given back
 _COPY_BYTES: Final = 256 << 10  # the buffer that stands in for sendfile under TLS
 _SCRATCH: Final = bytearray(64 << 10)  # what is read into it is dropped, so all streams share it
 
+_READABLE: Final = select.POLLIN
+_WRITABLE: Final = select.POLLOUT
 _READ_NEEDS_READABLE: Final = (BlockingIOError, ssl.SSLWantReadError)
 _WRITE_NEEDS_WRITABLE: Final = (BlockingIOError, ssl.SSLWantWriteError)
 
@@ -56,10 +62,11 @@ class Stream:
         "_patience_s",
         "_progress",
         "_sock",
-        "_turn",
         "deadline",
+        "receiver",
         "secure",
         "sent_bytes",
+        "turn_bytes",
     )
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
@@ -68,7 +75,10 @@ class Stream:
         self._limits = limits
         self._patience_s = limits.stall_s
         self._progress = 0
-        self._turn = _TURN_BYTES
+        self.turn_bytes = TURN_BYTES
+        """Bytes that may move before others are let run."""
+        self.receiver: Final = sock.recv
+        """Receives what has come, as `socket.recv`: for a stream that nobody waits for."""
         self._copy: bytearray | None = None
         self._is_full = False
         """Whether the socket did not take all of the last piece: the next is not tried in vain."""
@@ -88,28 +98,32 @@ class Stream:
             try:
                 return self._sock.do_handshake()
             except ssl.SSLWantReadError:
-                await self._wait(trio.lowlevel.wait_readable, deadline)
+                await self._wait(_READABLE, deadline)
             except ssl.SSLWantWriteError:
-                await self._wait(trio.lowlevel.wait_writable, deadline)
+                await self._wait(_WRITABLE, deadline)
             except OSError as error:
                 raise ConnectionLost("no TLS handshake") from error
+
+    def fileno(self) -> int:
+        """Returns the socket's descriptor."""
+        return self._fd
 
     async def receive(self, size_bytes: int, deadline: float) -> bytes:
         """Receives up to `size_bytes`, waiting until `deadline` (of time.monotonic); b"": the peer
         closed.
 
         Raises ConnectionLost, Stalled."""
-        self._turn -= _TURN_COST
-        if self._turn <= 0:
-            self._turn = _TURN_BYTES
-            await trio.lowlevel.checkpoint()
+        self.turn_bytes -= _TURN_COST
+        if self.turn_bytes <= 0:
+            self.turn_bytes = TURN_BYTES
+            await _let_others_run()
         while True:
             try:
                 return self._sock.recv(size_bytes)
             except _READ_NEEDS_READABLE:
-                await self._wait(trio.lowlevel.wait_readable, deadline)
+                await self._wait(_READABLE, deadline)
             except ssl.SSLWantWriteError:
-                await self._wait(trio.lowlevel.wait_writable, deadline)
+                await self._wait(_WRITABLE, deadline)
             except OSError as error:
                 raise ConnectionLost("the peer went away") from error
 
@@ -125,13 +139,13 @@ class Stream:
         """Receives payload from the socket into `view`; 0: the peer closed. Raises ConnectionLost,
         Stalled."""
         if self._is_turn_over():
-            await trio.lowlevel.checkpoint()
+            await _let_others_run()
         while True:
             try:
                 count = self._sock.recv_into(view)
                 break
             except _READ_NEEDS_READABLE:
-                await self._wait_paced(trio.lowlevel.wait_readable)
+                await self._wait_paced(_READABLE)
             except ssl.SSLWantWriteError:
                 await self._wait_to_send()
             except OSError as error:
@@ -148,7 +162,7 @@ class Stream:
                 count = self._sock.recv_into(view)
                 break
             except _READ_NEEDS_READABLE:
-                if waited or not _is_ready(self._fd, select.POLLIN, patience_ms):
+                if waited or not _is_ready(self._fd, _READABLE, patience_ms):
                     return None
                 waited = True
             except ssl.SSLWantWriteError:
@@ -165,14 +179,14 @@ class Stream:
         flags = socket.MSG_MORE if more and not self.secure else 0
         rest = memoryview(data)
         if self._is_turn_over():
-            await trio.lowlevel.checkpoint()
+            await _let_others_run()
         while True:
             try:
                 count = self._sock.send(rest, flags)
             except _WRITE_NEEDS_WRITABLE:
                 await self._wait_to_send()
             except ssl.SSLWantReadError:
-                await self._wait_paced(trio.lowlevel.wait_readable)
+                await self._wait_paced(_READABLE)
             except OSError as error:
                 raise ConnectionLost("the peer went away") from error
             else:
@@ -184,7 +198,7 @@ class Stream:
 
     def send_soon(self, data: bytes | memoryview) -> int:
         """Returns how much of `data` the socket took at once. Raises ConnectionLost."""
-        self._turn -= _TURN_COST
+        self.turn_bytes -= _TURN_COST
         try:
             count = self._sock.send(data)
         except (*_WRITE_NEEDS_WRITABLE, ssl.SSLWantReadError):
@@ -192,7 +206,7 @@ class Stream:
         except OSError as error:
             raise ConnectionLost("the peer went away") from error
         self.sent_bytes += count
-        self._turn -= count
+        self.turn_bytes -= count
         return count
 
     async def send_file(
@@ -226,6 +240,7 @@ class Stream:
         """Like `send_file` without TLS, in a thread as long as the peer takes it without a pause,
         and waiting here when it does not. Cancelled: ends within a burst."""
         end = offset + length
+        await aside()
         while offset < end:
             offset = await trio.to_thread.run_sync(
                 self._send_burst, fd, offset, min(end, offset + _BURST_BYTES), limiter=threads
@@ -241,7 +256,7 @@ class Stream:
             try:
                 count = os.sendfile(self._fd, fd, offset, end - offset)
             except BlockingIOError:
-                if not _is_ready(self._fd, select.POLLOUT, _PAUSE_MS):
+                if not _is_ready(self._fd, _WRITABLE, _PAUSE_MS):
                     break
                 continue
             except OSError as error:
@@ -257,7 +272,7 @@ class Stream:
         if self._is_full:
             await self._wait_to_send()
         elif self._is_turn_over():
-            await trio.lowlevel.checkpoint()
+            await _let_others_run()
         while True:
             try:
                 count = os.sendfile(self._fd, fd, offset, length)
@@ -302,13 +317,13 @@ class Stream:
 
     async def _drop(self, deadline: float) -> int:
         if self._is_turn_over():
-            await trio.lowlevel.checkpoint()
+            await _let_others_run()
         while True:
             try:
                 count = self._sock.recv_into(_SCRATCH)
                 break
             except BlockingIOError:
-                await self._wait(trio.lowlevel.wait_readable, deadline)
+                await self._wait(_READABLE, deadline)
         return count if time.monotonic() < deadline else 0
 
     def abort(self) -> None:
@@ -333,7 +348,7 @@ class Stream:
                 pass
 
     def _moved(self, count: int) -> None:
-        self._turn -= count
+        self.turn_bytes -= count
         self._progress += count
         if self._progress >= self._limits.progress_bytes:
             self._progress = 0
@@ -344,9 +359,9 @@ class Stream:
         self._progress = 0
         self._patience_s = self._limits.stall_s
 
-    async def _wait_paced(self, wait: Callable[[int], Awaitable[None]]) -> None:
+    async def _wait_paced(self, event: int) -> None:
         began, patience_s = time.monotonic(), self._patience_s
-        await self._wait(wait, began + patience_s)
+        await self._wait(event, began + patience_s)
         self._patience_s = max(0.0, patience_s - (time.monotonic() - began))
 
     async def _wait_to_send(self) -> None:
@@ -355,7 +370,7 @@ class Stream:
         while True:
             queued = self._queued_bytes()
             try:
-                return await self._wait_paced(trio.lowlevel.wait_writable)
+                return await self._wait_paced(_WRITABLE)
             except Stalled:
                 if queued - self._queued_bytes() < self._limits.progress_bytes:
                     raise
@@ -366,15 +381,18 @@ class Stream:
         answer = fcntl.ioctl(self._fd, termios.TIOCOUTQ, bytes(_INT.size))
         return int(_INT.unpack(answer)[0])
 
-    async def _wait(self, wait: Callable[[int], Awaitable[None]], deadline: float) -> None:
+    async def _wait(self, event: int, deadline: float) -> None:
         if deadline <= time.monotonic():
             raise Stalled("nothing has come")
-        self._turn = _TURN_BYTES
+        self.turn_bytes = TURN_BYTES
         self.deadline = deadline
         try:
-            await wait(self._fd)
+            if event == _READABLE:
+                await until_readable(self._fd)
+            else:
+                await aside()
+                await trio.lowlevel.wait_writable(self._fd)
         except trio.ClosedResourceError:
-            event = select.POLLIN if wait is trio.lowlevel.wait_readable else select.POLLOUT
             if _is_ready(self._fd, event, 0):
                 return  # it came in the same moment
             raise Stalled("the peer did not do its part in time") from None
@@ -384,16 +402,21 @@ class Stream:
     async def take_turn(self) -> None:
         """Lets other tasks run if this one has not waited for long."""
         if self._is_turn_over():
-            await trio.lowlevel.checkpoint()
+            await _let_others_run()
 
     def _is_turn_over(self) -> bool:
         """Returns whether the turn is over, in which case the caller lets others run; to be asked
         before each operation."""
-        self._turn -= _TURN_COST
-        if self._turn > 0:
+        self.turn_bytes -= _TURN_COST
+        if self.turn_bytes > 0:
             return False
-        self._turn = _TURN_BYTES
+        self.turn_bytes = TURN_BYTES
         return True
+
+
+async def _let_others_run() -> None:
+    await aside()
+    await trio.lowlevel.checkpoint()
 
 
 def _is_ready(fd: int, event: int, patience_ms: int) -> bool:

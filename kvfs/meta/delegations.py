@@ -25,6 +25,8 @@ from typing import Final
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 
+EXCLUSIVE: Final = 0
+"""The node of none, in the key of an exclusive delegation (`kvfs.meta.exclusive`)."""
 HELD: Final = b"held"
 RECALLED: Final = b""
 """Shorter than the held value: a server whose memory is full accepts it, so that it can be
@@ -57,7 +59,7 @@ def others(t: Transaction, namespace_id: int) -> list[int]:
     """Returns the other nodes that hold one."""
     prefix, own = keys.delegations(namespace_id), keys.unpack_node(t.node)
     found = [keys.parse_delegation(key)[1] for key, _ in t.scan(prefix, keys.after(prefix))]
-    return [node for node in found if node != own]
+    return [node for node in found if node not in (own, EXCLUSIVE)]
 
 
 def of_node(t: Transaction, node: bytes) -> list[int]:

@@ -4,11 +4,14 @@ Invariants
 - The copied metadata existed at one moment: the source is read twice, and refused if the two
   differ.
 - The target is compared with it key by key, through a digest, before it counts as a copy.
+- What is one node's own of namespaces with `--coherence peer` is not copied: for a server it would
+  be everybody's. Nor is in which shards namespaces are: a copy lies together.
+- Nor is which node alone changes names: it would keep the rest of a copy from being written.
 - Until then a mark (`keys.copying`) says that it is none, and the record without which nobody opens
   it (the schema version, or the namespace) is missing. A copy that was cut short is begun anew.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -17,6 +20,7 @@ import xxhash
 from kvfs.base.errors import Conflict, Corrupt, Exists, NotSupported
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
+from kvfs.meta.local_keys import everybodys, peer_spaces
 
 T = TypeVar("T")
 Pair = tuple[bytes, bytes]
@@ -27,11 +31,15 @@ _PAGE_KEYS: Final = 2_000
 _PAGE_BYTES: Final = 1 << 20
 
 
+_OF_SHARDS: Final = tuple((kind, keys.after(kind)) for kind in (keys.INTENTION, keys.PLACE))
+
+
 class Blocking(Protocol):
     """An engine's blocking face."""
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T: ...
     def transact_now(self, fn: Callable[[Transaction], T]) -> T: ...
+    def refresh_now(self) -> None: ...
 
 
 class EnginePart(NamedTuple):
@@ -52,9 +60,19 @@ class CopyResult(NamedTuple):
     digest: str
 
 
-def whole() -> EnginePart:
-    """Returns the part that is everything."""
-    return EnginePart(keys.copying(0), [(b"", b"\xff")], frozenset({keys.VERSION, keys.copying(0)}))
+def whole(besides: Iterable[Range] = ()) -> EnginePart:
+    """Returns the part that is everything, but for these ranges."""
+    apart = frozenset({keys.VERSION, keys.copying(0)})
+    return EnginePart(keys.copying(0), list(_between((*_OF_SHARDS, *besides))), apart)
+
+
+def of_shard(namespace_id: int, nodes: Iterable[int]) -> EnginePart:
+    """Returns what a namespace has in a shard of its own, in a cluster of these nodes."""
+    space = keys.pack_u16(namespace_id)
+    prefixes = [kind + space for kind in keys.OF_NAMESPACES if kind[0] not in keys.OF_REGISTRY]
+    prefixes += [keys.HELD + keys.pack_node(node) + space for node in nodes]
+    ranges = [(prefix, keys.after(prefix)) for prefix in prefixes]
+    return EnginePart(keys.copying(namespace_id), ranges, frozenset())
 
 
 def of_namespace(namespace_id: int) -> EnginePart:
@@ -89,12 +107,15 @@ def copy(source: Blocking, target: Blocking, part: EnginePart, progress: Progres
     for page in _pages(target, part):
         target.transact_now(partial(_delete, page))
     before = _Digest()
-    for page in _pages(source, part):
+    spaces = source.read_now(peer_spaces)
+    for page in _pages(source, part, spaces):
         target.transact_now(partial(_put, page))
         before.add(page)
         progress(before.bytes)
+    for each in (source, target):
+        each.refresh_now()
     after, copied = _Digest(), _Digest()
-    for page in _pages(source, part):
+    for page in _pages(source, part, spaces):
         after.add(page)
     for page in _pages(target, part):
         copied.add(page)
@@ -123,14 +144,29 @@ class _Digest:
         return self._hash.hexdigest()
 
 
-def _pages(engine: Blocking, part: EnginePart) -> Iterator[list[Pair]]:
-    """Yields all pairs of a part, a page in a transaction."""
+def _pages(
+    engine: Blocking, part: EnginePart, spaces: Container[bytes] = ()
+) -> Iterator[list[Pair]]:
+    """Yields all pairs of a part, a page in a transaction; of `spaces` (`peer_spaces`) only what
+    they share."""
     for start, end in part.ranges:
         position: bytes | None = start
         while position is not None:
             page, position = engine.read_now(partial(_page, position, end, part.apart))
+            if spaces:
+                page = list(everybodys(page, spaces))
             if page:
                 yield page
+
+
+def _between(gaps: Iterable[Range]) -> Iterator[Range]:
+    """Yields the ranges of all keys that are in none of these."""
+    start = b""
+    for first, last in sorted(gaps):
+        if start < first:
+            yield start, first
+        start = max(start, last)
+    yield start, b"\xff"
 
 
 def _put(page: Sequence[Pair], t: Transaction) -> None:
@@ -153,7 +189,7 @@ def _page(
     for key, value in t.scan(start, end):
         if len(page) == _PAGE_KEYS or size >= _PAGE_BYTES:
             return page, key
-        if key not in apart:
+        if key not in apart and not keys.is_exclusive(key):
             page.append((key, value))
             size += len(key) + len(value)
     return page, None

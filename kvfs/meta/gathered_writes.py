@@ -1,6 +1,7 @@
 """The common part of transactions that gather their writes, to be committed later."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Final
 
 from kvfs.base.errors import Invalid
@@ -26,6 +27,11 @@ class GatheredWrites(ABC):
         """Like `Transaction.put`. Raises Invalid."""
         self._check(key)
         self.writes[key] = value
+
+    def put_all(self, pairs: Sequence[tuple[bytes, bytes]], /) -> None:
+        """Like `Transaction.put_all`. Raises Invalid."""
+        for key, value in pairs:
+            self.put(key, value)
 
     def delete(self, key: bytes, /) -> bool:
         """Like `Transaction.delete`. Raises Invalid."""

@@ -30,13 +30,22 @@ the values above.
 | key | value |
 |---|---|
 | `m` inode (8) | mtime (8) ctime (8) of a directory, if later than its record's |
+| `c` namespace id (2) node | its ranges of inode numbers (8, 8 each), kept by the node alone |
 | `p` inode (8) node | Holding: the node's part of the file's data |
 | `h` node inode (8) | empty: the same, by node |
+| `q` namespace id (2) node | NodeUsage: what the node has of a namespace kept by its nodes |
+| `y` namespace id (2) node | how far the node is with a change of the namespace's coherence |
+| `v` namespace id (2) digest of a path | a removal, while the namespace ends being kept by nodes |
 | `d` namespace id (2) node | whether the node may make files there that nobody else knows of |
+| `d` namespace id (2) | the node that alone changes names there (`kvfs.meta.exclusive`) |
 | `N` node | Node |
 | `K` inode (8) `f` or `r` | the locks on a file, of flock or on ranges, that reach all nodes |
 | `K` inode (8) `a` | Holder: the run of a node that may append to the file |
 | `L` name | Claim: the node that does a job which only one at a time may do |
+| `G` | the nodes that know who holds which name of namespaces kept by their nodes |
+| `P` namespace id (2), 0: those made from now on | empty: its keys are in a shard of its own |
+| `I` | Intention: a change of a namespace that is under way over two shards |
+| `I` namespace id (2) | the last such change that reached this namespace, or may not |
 """
 
 import struct
@@ -44,20 +53,30 @@ from typing import Final
 
 SCHEMA: Final = 2
 VERSION: Final = b"V"
-OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"Kbdegcimnoprsuwxz")
+OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"Kbdegcimnopqrsuvwxyz")
 """Classes whose keys begin with a namespace's id, by itself or as the high bits of a number."""
+OF_REGISTRY: Final = frozenset(b"gnqvy")
+"""Classes among them that are about a namespace as a whole: their keys lie together."""
 NAMESPACE: Final = b"n"
 USAGE: Final = b"s"
+COUNTER: Final = b"c"
 INODE: Final = b"i"
 ENTRY: Final = b"e"
 XATTR: Final = b"x"
+RESERVED: Final = b"r"
+ORPHAN: Final = b"o"
 UNSEALED: Final = b"u"
 UNPUBLISHED: Final = b"w"
 TIMES: Final = b"m"
 PLACEMENT: Final = b"p"
 HELD: Final = b"h"
 LOCKS: Final = b"K"
+NOTICE: Final = b"t"
 NODES: Final = b"N"
+PLACE: Final = b"P"
+NODE_USAGE: Final = b"q"
+HOMES: Final = b"G"
+INTENTION: Final = b"I"
 """The classes, by which keys begin; hot paths put keys together themselves."""
 DELEGATIONS: Final = (b"d", b"e")
 """The range of delegations."""
@@ -96,7 +115,11 @@ def usage(namespace_id: int) -> bytes:
 
 
 def counter(namespace_id: int) -> bytes:
-    return b"c" + _u16.pack(namespace_id)
+    return COUNTER + _u16.pack(namespace_id)
+
+
+def own_counter(namespace_id: int, node: bytes) -> bytes:
+    return COUNTER + _u16.pack(namespace_id) + node
 
 
 def inode(ino: int) -> bytes:
@@ -146,11 +169,11 @@ def unpublished(ino: int) -> bytes:
 
 
 def reserved(ino: int) -> bytes:
-    return b"r" + pack_u64(ino)
+    return RESERVED + pack_u64(ino)
 
 
 def orphan(ino: int) -> bytes:
-    return b"o" + pack_u64(ino)
+    return ORPHAN + pack_u64(ino)
 
 
 def times(ino: int) -> bytes:
@@ -177,12 +200,35 @@ def delegations(namespace_id: int) -> bytes:
     return b"d" + _u16.pack(namespace_id)
 
 
+exclusive = delegations
+"""The key of the delegation that at most one node holds."""
+_EXCLUSIVE: Final = len(exclusive(0))
+_DELEGATION: Final = exclusive(0)[0]
+
+
+def node_usage(namespace_id: int, node: bytes) -> bytes:
+    return NODE_USAGE + _u16.pack(namespace_id) + node
+
+
+def switched(namespace_id: int, node: bytes) -> bytes:
+    return b"y" + _u16.pack(namespace_id) + node
+
+
+def removed(namespace_id: int, digest: bytes) -> bytes:
+    return b"v" + _u16.pack(namespace_id) + digest
+
+
 def is_delegation(key: bytes) -> bool:
     return key.startswith(b"d")
 
 
+def is_exclusive(key: bytes) -> bool:
+    """Returns whether it is the key of an exclusive delegation."""
+    return len(key) == _EXCLUSIVE and key[0] == _DELEGATION
+
+
 def parse_delegation(key: bytes) -> tuple[int, int]:
-    """Returns namespace and node."""
+    """Returns namespace and node; 0: it is the exclusive one."""
     return int(_u16.unpack_from(key, 1)[0]), unpack_node(key[3:])
 
 
@@ -210,6 +256,15 @@ def cold_object(ino: int, version: int, checksum: bytes) -> bytes:
     return b"z" + pack_u64(ino) + pack_u64(version) + checksum
 
 
+def place(namespace_id: int) -> bytes:
+    return PLACE + _u16.pack(namespace_id)
+
+
+def reached(namespace_id: int) -> bytes:
+    """Returns the key, in a namespace's own shard, of the last change over two shards there."""
+    return INTENTION + _u16.pack(namespace_id)
+
+
 def user(name: str) -> bytes:
     return b"a" + name.encode()
 
@@ -219,11 +274,16 @@ def access_key(name: str) -> bytes:
 
 
 def notice(time_ns: int, unique: bytes) -> bytes:
-    return b"t" + pack_u64(time_ns) + unique
+    return NOTICE + pack_u64(time_ns) + unique
 
 
 def copying(namespace_id: int) -> bytes:
     return b"C" + _u16.pack(namespace_id)
+
+
+def parse_copying(key: bytes) -> int:
+    """Returns the namespace."""
+    return int(_u16.unpack_from(key, 1)[0])
 
 
 def after(prefix: bytes) -> bytes:

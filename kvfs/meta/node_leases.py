@@ -1,5 +1,6 @@
 """Leases of nodes, as an engine has them: types for their keepers and their readers."""
 
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from kvfs.base.errors import Conflict, Unavailable
@@ -10,7 +11,8 @@ class Lease(NamedTuple):
 
     incarnation: int
     beat: int
-    """Grows with each renewal."""
+    """Grows with each renewal. Of a node that goes on renewing it is the number that was told last,
+    not the present one."""
     age_s: float
     """Seconds since the last renewal, by the engine's clock; below 0 if that was set back."""
     words: bytes
@@ -39,11 +41,50 @@ class JoinState(NamedTuple):
     leases: Leases
 
 
+class LeaseNews(NamedTuple):
+    """The news of a look at the leases, for a node that looked before."""
+
+    leases: Leases
+    """Leases that came or have another incarnation or report; if `is_whole`, all of them."""
+    silent: Mapping[int, int]
+    """The nodes that did not renew theirs since the look before, with their beats."""
+    gone: Collection[int]
+    """The nodes that gave theirs up."""
+    is_whole: bool
+    """Whether all leases were told, since it is not known what the node has heard: `silent` and
+    `gone` are empty."""
+
+
 class Renewed(NamedTuple):
     """The answer to a node that renews its lease."""
 
     secrets: tuple[bytes, ...]
-    leases: Leases
+    news: LeaseNews
+    time_ns: int
+    """The engine's time, since 1970."""
+
+
+class HeardLeases:
+    """All that a node has heard of the leases: the rest is news."""
+
+    def __init__(self) -> None:
+        self.words = b""
+        """The report that the engine took last."""
+        self.number = b""
+        """The number of its renewal whose answer it heard last; empty: there was none."""
+        self.dead_beat = 0
+        """The greatest beat of a node that was silent at two looks: most likely it is dead."""
+        self._silent: dict[int, int] = {}
+
+    @property
+    def dead(self) -> dict[int, int]:
+        """The nodes up to that beat: as long as they are as many, they need not be told again."""
+        return {node: beat for node, beat in self._silent.items() if beat <= self.dead_beat}
+
+    def hear(self, number: bytes, silent: Mapping[int, int]) -> None:
+        """Takes the answer of a renewal: all nodes that are silent, with their beats."""
+        again = [beat for node, beat in silent.items() if self._silent.get(node) == beat]
+        self.number, self.dead_beat, self._silent = number, max(again, default=0), dict(silent)
 
 
 class Lost(Unavailable):

@@ -47,7 +47,7 @@ class Flag:
     go."""
     RESERVED: Final = 32
     """Not published yet, but its name is taken all the same: made with O_EXCL in a cluster, or to
-    be appended to."""
+    be appended to. On a lone node it was made over NFS, and a start after a kill publishes it."""
     EVICTED: Final = 64
     EXPIRED: Final = 128
     UNAVAILABLE: Final = 256
@@ -57,8 +57,8 @@ class Flag:
 
 
 class Tag:
-    """Numbers of tags, of all records together; a number never changes its meaning. None is
-    written yet; the first writer of one asks `schema.has_tags`."""
+    """Numbers of tags, of all records together; a number never changes its meaning. A writer of one
+    asks `schema.has_tags` first."""
 
     PARENT_BLOCK: Final = 1
     """The block that a block continues: the one before it in a chain of prefixes."""
@@ -68,6 +68,13 @@ class Tag:
     """The owner whose quota it counts for."""
     ETAG: Final = 4
     """The ETag that S3 gives it."""
+    SWITCHES_TO: Final = 5
+    """The coherence to which a namespace is being changed (`kvfs.tree.coherence_change`)."""
+    ENDS_PEER: Final = 6
+    """The coherence that a namespace gets when it ends being `peer`, or `peer` when that is asked
+    back; a blank, and when it began (`kvfs.tree.copies.peer_end`)."""
+    WITHOUT_ENGINE: Final = 7
+    """The behaviour of a namespace while the engine is away (`kvfs.meta.engine_absence`)."""
 
 
 Tags = dict[int, bytes]
@@ -119,7 +126,7 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
     created_ns: int = 0
     """Time of its making, since the epoch; 0: not known, an earlier version made it."""
     coherence: str = ""
-    """Coherence between hosts: 'strict' or 'cache'; empty: strict if it is durable."""
+    """Coherence between hosts: 'strict', 'cache' or 'peer'; empty: strict if it is durable."""
     replicas: int = 0
     """Copies of each file beside its writer's."""
     acknowledge: str = "async"
@@ -141,6 +148,35 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
         return self.coherence == "strict" if self.coherence else self.kind != "cache"
 
     @property
+    def is_peer(self) -> bool:
+        """Whether its names and files are each node's own."""
+        return self.coherence == "peer"
+
+    @property
+    def without_engine(self) -> str:
+        """Its behaviour while the engine is away: 'read', 'wait' or 'refuse'
+        (`kvfs.meta.engine_absence`)."""
+        return (self.tags or {}).get(Tag.WITHOUT_ENGINE, b"read").decode()
+
+    @property
+    def switches_to(self) -> str:
+        """The coherence to which it is being changed, while nodes have still to do their part of
+        that; else empty."""
+        tags = self.tags or {}
+        value = tags.get(Tag.SWITCHES_TO) or tags.get(Tag.ENDS_PEER, b"")
+        return value.partition(b" ")[0].decode()
+
+    @property
+    def ends_peer(self) -> bool:
+        """Whether its names are becoming everybody's, until all nodes have done their part."""
+        return Tag.ENDS_PEER in (self.tags or {})
+
+    @property
+    def is_asked_back(self) -> bool:
+        """Whether it was to end being `peer`, and stays so."""
+        return self.ends_peer and self.switches_to == "peer"
+
+    @property
     def may_lag(self) -> bool:
         """Whether other nodes may hear of a new file after its close: not if an open sees every
         close before it, nor if others are to have copies."""
@@ -153,6 +189,21 @@ class Usage(msgspec.Struct, array_like=True, kw_only=True):
     bytes: int = 0
     """512 x the blocks of all its records, orphans included until they are reaped."""
     inodes: int = 0
+
+
+class NodeUsage(msgspec.Struct, array_like=True, kw_only=True):
+    """A node's part of a namespace whose files are each node's own, as it told others last."""
+
+    bytes: int = 0
+    inodes: int = 0
+    has_files: bool = False
+    """Whether it has any file."""
+    granted: int = 0
+    """Bytes of the namespace's capacity that no other node may fill."""
+    keeps: int = 0
+    """Bytes that it fills at most: fewer than it was granted while it gives some back."""
+    lacks: bool = False
+    """Whether others should give some of theirs back."""
 
 
 class Holding(msgspec.Struct, array_like=True, kw_only=True):
@@ -189,6 +240,7 @@ pack = _encoder.encode
 unpack_inode = msgspec.msgpack.Decoder(Inode).decode
 unpack_namespace = msgspec.msgpack.Decoder(Namespace).decode
 unpack_usage = msgspec.msgpack.Decoder(Usage).decode
+unpack_node_usage = msgspec.msgpack.Decoder(NodeUsage).decode
 unpack_holding = msgspec.msgpack.Decoder(Holding).decode
 unpack_user = msgspec.msgpack.Decoder(User).decode
 unpack_access_key = msgspec.msgpack.Decoder(AccessKey).decode

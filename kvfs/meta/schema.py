@@ -26,8 +26,14 @@ PRESENT: Final = b"%d" % keys.SCHEMA
 def check(t: Transaction) -> None:
     """Raises NotSupported if they are of a later one; does nothing if none was written yet."""
     version = t.get(keys.VERSION)
-    if version not in (None, BEFORE, RISING, PRESENT):
-        found = (version or b"").decode(errors="replace")
+    if version is not None:
+        require(version)
+
+
+def require(version: bytes) -> None:
+    """Raises NotSupported if this version of a schema is a later one."""
+    if version not in (BEFORE, RISING, PRESENT):
+        found = version.decode(errors="replace")
         raise NotSupported(
             f"the metadata have schema {found}, this KVFS reads {keys.SCHEMA - 1} and"
             f" {keys.SCHEMA}: use the version that made it"

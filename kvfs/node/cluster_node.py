@@ -20,7 +20,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,18 +30,20 @@ import trio
 from kvfs.base.clock import now
 from kvfs.base.config import PEER_PORT, Address, Config, Transport
 from kvfs.base.control import Handler
-from kvfs.base.encryption import KEY_NAME
-from kvfs.base.errors import Busy, Invalid, Unavailable
+from kvfs.base.encryption import KEY_NAME, open_key
+from kvfs.base.errors import Busy, Invalid, KvfsError, Unavailable
 from kvfs.base.retry import Persistence
-from kvfs.cluster.change_feed import WrittenKey
+from kvfs.cluster.change_feed import WrittenKey, audible
 from kvfs.cluster.cluster_requests import ClusterRequests
 from kvfs.cluster.job_lease import Claims
 from kvfs.cluster.membership import About, Measured, Membership, joined
+from kvfs.cluster.node_records import NodeRecord
 from kvfs.cluster.peer_client import PeerClient
 from kvfs.cluster.peer_protocol import PeerAddress, PeerIdentity
-from kvfs.cluster.peer_server import PeerServer
+from kvfs.cluster.peer_server import Method, PeerServer
 from kvfs.cluster.shared_key import share_key
 from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import NAME as INDEX_NAME
 from kvfs.datastore.index import Index
 from kvfs.datastore.layout import Store
 from kvfs.datastore.replica_clock import HeardWriter
@@ -50,26 +52,33 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.node_leases import Lost
+from kvfs.meta.records import NAMESPACE_SHIFT, Inode, namespace_of
 from kvfs.meta.redis.location import EngineLocation, parse
 from kvfs.meta.replica import process_transactions
 from kvfs.meta.replica.applier import Applied
-from kvfs.meta.replica.replica_engine import MirrorEngine
+from kvfs.meta.replica.local_namespaces import OnLocal
+from kvfs.meta.replica.replica_engine import ReplicaEngine
 from kvfs.meta.replica.replica_mark import refuse_lone
+from kvfs.node.names.peer_names import PeerNames
 from kvfs.node.replication import Replicas
 from kvfs.node.tasks.copier import Brings
-from kvfs.node.tasks.drainer import Evict
+from kvfs.node.tasks.drainer import Evict, Offer
 from kvfs.node.tasks.lease_renewer import Renewal
 from kvfs.node.tasks.removed_node_gc import Forget, Removal
 from kvfs.transfer.chunk_provider import ChunkProvider
 from kvfs.transfer.peer_fetches import PeerFetches
 from kvfs.transfer.rdma.rdma_transport import Rdma
 from kvfs.transfer.rdma.transfer_process import require
-from kvfs.tree.private_files import is_late, settle
+from kvfs.tree.changes import Change
+from kvfs.tree.private_files import NameState, is_late, settle
+from kvfs.vfs.inode_holders import Holders
 from kvfs.vfs.space_accounting import Space
 
 Told = Callable[[Sequence[WrittenKey]], Awaitable[None]]
 _RETRY_S: Final = 1.0
 _TELL_S: Final = 0.25
+_SPREADING: Final = "spread"
+"""The job of giving namespaces shards."""
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104
 log = logging.getLogger(__name__)
 
@@ -79,9 +88,21 @@ class _Propose(msgspec.Struct):
     """A transaction packed by `process_transactions.pack`, in base64."""
 
 
-class _Recall(msgspec.Struct):
+class _InNamespace(msgspec.Struct):
     namespace: int
-    """The namespace in which a directory is to be removed."""
+    """The namespace in which a directory is to be removed, or files are to be made."""
+
+
+class _PerhapsInNamespace(msgspec.Struct):
+    namespace: int = 0
+    """The namespace that is to be known as well; a process of the version before names none."""
+    reading: bool = False
+    """Whether it is only read, so that an older state will do where the engine is away."""
+
+
+class _Keys(msgspec.Struct):
+    keys: list[str]
+    """Keys of one namespace, in base64."""
 
 
 class _Job(msgspec.Struct):
@@ -95,7 +116,7 @@ class Clustered:
     def __init__(
         self,
         member: Membership,
-        engine: MirrorEngine,
+        engine: ReplicaEngine,
         store: Store,
         url: str,
         at: PeerAddress,
@@ -121,11 +142,14 @@ class Clustered:
             self.rdma.taking if self.rdma else None,
         )
         self.replicas: Replicas | None = None
+        self.names: PeerNames | None = None
         self.server: PeerServer | None = None
         """The server of peers, once there is something to serve."""
         self.claims = Claims(member, engine)
         """Claims of jobs that only one node at a time may do."""
-        self._requests = ClusterRequests(member, engine)
+        self._requests = ClusterRequests(
+            member, engine, engine.raise_layout, self._fence, engine.follow_all
+        )
         self._listeners = listeners
 
     def handlers(self, told: Told) -> dict[str, Handler]:
@@ -145,24 +169,64 @@ class Clustered:
             return True
 
         async def recall(params: dict[str, Any]) -> None:
-            await self.engine.recall(msgspec.convert(params, _Recall).namespace)
+            await self.engine.recall(msgspec.convert(params, _InNamespace).namespace)
 
-        async def catch_up(_params: dict[str, Any]) -> None:
+        async def take_numbers(params: dict[str, Any]) -> None:
+            await self.engine.take_numbers(msgspec.convert(params, _InNamespace).namespace)
+
+        async def catch_up(params: dict[str, Any]) -> None:
+            asked = msgspec.convert(params, _PerhapsInNamespace)
+            if asked.reading:
+                await self.engine.readable(asked.namespace)
+                return
             await self.engine.catch_up()
+            if self.engine.shard(asked.namespace):
+                await self.engine.catch_up(asked.namespace)
+
+        async def fetch(params: dict[str, Any]) -> list[str | None]:
+            names = [base64.b64decode(each) for each in msgspec.convert(params, _Keys).keys]
+            found = await self.engine.fetch(names)
+            return [None if each is None else base64.b64encode(each).decode() for each in found]
 
         async def sync(_params: dict[str, Any]) -> None:
             await self.engine.sync()
 
+        async def spread(_params: dict[str, Any]) -> list[str]:
+            if not await self.claims.take(_SPREADING):
+                raise Busy("another node spreads or gathers the namespaces just now")
+            try:
+                moved = await self.engine.spread()
+            finally:
+                await self.claims.drop(_SPREADING)
+            return self._names_of(moved)
+
+        async def gather(params: dict[str, Any]) -> list[str]:
+            number = msgspec.convert(params, _PerhapsInNamespace).namespace
+            if not await self.claims.take(_SPREADING):
+                raise Busy("another node spreads or gathers the namespaces just now")
+            try:
+                moved = await self.engine.gather(number or None)
+            finally:
+                await self.claims.drop(_SPREADING)
+            return self._names_of(moved)
+
         async def claim(params: dict[str, Any]) -> bool:
             return await self.claims.take(msgspec.convert(params, _Job).job)
 
-        own = {"propose": propose, "recall": recall, "catch_up": catch_up}
+        own: dict[str, Handler] = {"propose": propose, "recall": recall}
+        own |= {"take_numbers": take_numbers, "catch_up": catch_up, "spread": spread}
+        own |= {"fetch": fetch, "gather": gather}
         return {**own, "sync": sync, "claim": claim, **self._requests.handlers()}
+
+    def _names_of(self, numbers: Iterable[int]) -> list[str]:
+        found = [self.engine.namespace(each) for each in numbers]
+        return [each.name.decode(errors="backslashreplace") for each in found if each]
 
     async def report(self) -> dict[str, object]:
         """Returns the cluster's part of the node's status."""
         rdma = self.rdma.report() if self.rdma else None
-        return {**await self._requests.report(), "rdma": rdma}
+        names = self.names.report() if self.names else None
+        return {**await self._requests.report(), "rdma": rdma, "names": names}
 
     @property
     def counters(self) -> dict[str, int]:
@@ -171,6 +235,7 @@ class Clustered:
             **self.fetches.counters,
             **(self.server.counters if self.server else {}),
             **(self.rdma.counters if self.rdma else {}),
+            **(self.names.counters if self.names else {}),
         }
 
     def describe(self) -> dict[str, object]:
@@ -181,15 +246,26 @@ class Clustered:
             "server": engine.server,
             "position": engine.position,
             "round_trips": engine.round_trips,
+            "unplaced_files": engine.unplaced,
             "is_full": engine.is_full,
             "mirror_refusal": engine.refusal,
-            "silent_s": max(0.0, now() - engine.heard_at),
+            "silent_s": engine.silent_s,
+            "is_away": engine.is_away,
+            "loss": engine.loss,
+            "shards": [{**each, "name": self._name_of(each)} for each in engine.shards()],
         }
 
-    def may_lag(self, namespace_id: int) -> bool:
-        """Does what `Volume.may_lag` describes."""
-        namespace = self.engine.namespace(namespace_id)
-        return namespace is not None and namespace.may_lag
+    async def _fence(self, removed: Sequence[NodeRecord]) -> None:
+        """Keeps removed nodes from joining, and from committing in any shard; idempotent. Raises
+        Unavailable when it was done in all shards that could be reached."""
+        for each in removed:
+            await self.member.fence(each.number, each.store)
+        await self.engine.fence([each.number for each in removed])
+
+    def _name_of(self, shard: dict[str, object]) -> str:
+        """Returns the name of a shard's namespace; empty: it was removed."""
+        record = self.engine.namespace(int(str(shard["namespace"])))
+        return "" if record is None else record.name.decode(errors="backslashreplace")
 
     async def share_key(self) -> None:
         """Puts the cluster's key of secrets into the store: step 4. Raises what `share_key`
@@ -217,22 +293,51 @@ class Clustered:
         index: Index,
         is_changed: Callable[[int], bool],
         replicas: Replicas,
+        methods: Mapping[str, Method],
+        names: PeerNames,
     ) -> PeerServer:
         """Returns the server of this node's data; `run` starts it. `is_changed`: as for
-        `ChunkProvider`."""
+        `ChunkProvider`. `methods`: further ones for peers; `names` has those that need no
+        lease."""
         shelf = ChunkProvider(files, index, self.fetches, is_changed)
+        own = self.rdma.methods if self.rdma else {}
         self.server = PeerServer(
-            self.identity, shelf, lambda: self.member.holds_lease, replicas.demanded
+            self.identity,
+            shelf,
+            lambda: self.member.holds_lease,
+            replicas.demanded,
+            {**own, **replicas.methods, **methods, **names.methods},
+            self.rdma.lending if self.rdma else None,
+            unleased={*names.methods, *own},
+            is_own=names.is_kept,
         )
-        self.server.methods.update(replicas.methods)
-        if self.rdma is not None:
-            self.rdma.serve(self.server)
         return self.server
 
-    def keep_copies(self, brings: Brings, index: Index, evict: Evict, bytes_per_s: int) -> Replicas:
+    def keep_names(
+        self,
+        files: DataFiles,
+        holders: Holders,
+        give_up: Callable[[int, Inode], Awaitable[object]],
+        is_coming: Callable[[int], bool],
+        forget: Callable[[Sequence[Change]], Awaitable[None]],
+        most_names: int,
+        drop_data: Callable[[Sequence[tuple[int, int]]], object],
+    ) -> PeerNames:
+        """Returns this node's part in names that nodes keep themselves; whoever has it runs it."""
+        self.names = PeerNames(
+            *(self.engine, self.member, self.peers, files, holders, give_up),
+            *(is_coming, forget, self._store.root),
+            lambda: open_key(self._store.root / KEY_NAME).derived(b"fingerprints of names"),
+            *(self.claims, most_names, drop_data),
+        )
+        return self.names
+
+    def keep_copies(
+        self, brings: Brings, index: Index, evict: Evict, offer: Offer, bytes_per_s: int
+    ) -> Replicas:
         """This node's part in keeping copies; whoever has it runs it."""
         self.replicas = Replicas(
-            self.engine, self.member, self.peers, brings, index, evict, bytes_per_s
+            self.engine, self.member, self.peers, brings, index, evict, offer, bytes_per_s
         )
         return self.replicas
 
@@ -256,7 +361,7 @@ class Clustered:
                 await nursery.start(self.fetches.run)
                 await nursery.start(self.server.serve, self._listeners)
                 await self.member.announce(self.engine, lambda: _measured(space(), self.replicas))
-                nursery.start_soon(Removal(self.engine, self.claims, forget).run)
+                nursery.start_soon(Removal(self.engine, self.claims, forget, self._fence).run)
                 task_status.started()
                 nursery.start_soon(self._tell_heard)
                 await trio.sleep_forever()
@@ -268,12 +373,10 @@ class Clustered:
         telling = Persistence(log.warning, "how new the metadata replica is cannot be told")
 
         async def tell() -> None:
-            heard.tell(self.engine.heard_at)
+            heard.tell(self.engine.heard_at(), self.engine.heard_apart())
 
         with contextlib.closing(HeardWriter(self._store.heard)) as heard:
-            while True:
-                await telling.attempt(tell)
-                await trio.sleep(_TELL_S)
+            await telling.repeat(tell, _TELL_S)
 
 
 @contextlib.asynccontextmanager
@@ -282,11 +385,13 @@ async def joined_cluster(
     store: Store,
     local: EmbeddedEngine,
     on_applied: Callable[[Sequence[WrittenKey]], None],
+    on_local: OnLocal,
 ) -> AsyncIterator[Clustered]:
     """Makes this node a member of the cluster of `config.engine`, whose metadata `local`
-    replicates, as long as the block lasts.
+    replicates, as long as the block lasts. `on_local` is told what this host changes in namespaces
+    whose names are each node's own.
 
-    Raises what `membership.joined` raises, except Unavailable, and what `MirrorEngine.run` raises;
+    Raises what `membership.joined` raises, except Unavailable, and what `ReplicaEngine.run` raises;
     Busy, Invalid (the peers' port), NotSupported (the transport). While the block runs: Fenced,
     when this node was removed from its cluster.
     """
@@ -312,11 +417,12 @@ async def joined_cluster(
         member = await _join(stack, config, store, about)
 
         def heard(applied: Sequence[Applied]) -> None:
-            on_applied([WrittenKey(*each) for each in applied])
-            if any(each.key[:1] == keys.NODES for each in applied):
+            written = audible(applied)
+            on_applied(written)
+            if any(each.key[:1] == keys.NODES for each in written):
                 renewal.wake()
 
-        engine = MirrorEngine(
+        engine = ReplicaEngine(
             local,
             config.engine,
             node=member.node,
@@ -325,6 +431,8 @@ async def joined_cluster(
             on_applied=heard,
             settle=_settle,
             is_alive=member.roster.lives,
+            on_local=on_local,
+            must_follow=_kept(config, local),
         )
         renewal = Renewal(member, engine)
         nursery = await stack.enter_async_context(trio.open_nursery())
@@ -337,7 +445,23 @@ async def joined_cluster(
                 config.transport,
             )
         finally:
+            with trio.CancelScope(shield=True), contextlib.suppress(KvfsError):
+                await engine.leave()
             nursery.cancel_scope.cancel()
+
+
+def _kept(config: Config, local: EmbeddedEngine) -> Callable[[int], bool]:
+    """Returns which namespaces this node follows, used or not: all if it has a cold tier, of which
+    it may be the one that clears it up; else those of which it has data files."""
+    index = Index(local.database(INDEX_NAME))
+
+    def must_follow(namespace_id: int) -> bool:
+        first = namespace_id << NAMESPACE_SHIFT
+        return bool(config.cold) or any(
+            namespace_of(ino) == namespace_id for ino, _ in index.entries(first, 1)
+        )
+
+    return must_follow
 
 
 async def _join(
@@ -363,8 +487,9 @@ async def _join(
             await trio.sleep(_RETRY_S)
 
 
-def _settle(t: Transaction, ino: int, closed_at: float) -> None:
-    settle(t, ino, time.time_ns(), yields=is_late(closed_at, now()))
+def _settle(t: Transaction, ino: int, closed_at: float) -> bool:
+    state = settle(t, ino, time.time_ns(), yields=is_late(closed_at, now()))
+    return state is NameState.OWN
 
 
 def _media(config: Config) -> tuple[str, ...]:

@@ -24,25 +24,26 @@ from kvfs.datastore.known_directories import KnownDirectories
 from kvfs.datastore.removal_reasons import GoneNames
 from kvfs.datastore.tiered_files import TieredFiles, data_files
 from kvfs.meta import schema
-from kvfs.meta.engine import Engine
+from kvfs.meta.engine import Engine, NearEngine
 from kvfs.meta.lmdb.disk_usage import metadata_bytes
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import namespace_of
 from kvfs.node.append_leases import AppendLeases
 from kvfs.node.client_requests import LeftNotices, handlers
 from kvfs.node.former_writers import FormerWriters
-from kvfs.node.local_port import LocalPort
+from kvfs.node.local_port import LocalPort, NoOthers
 from kvfs.node.locate import WHERE, Whereabouts
 from kvfs.node.mounts import Mounts
-from kvfs.node.tasks.cold_offload import Releaser
+from kvfs.node.survivors import Survivors
 from kvfs.node.tasks.cold_tier import ColdTier, connect
 from kvfs.node.tasks.damaged_files import DamagedFiles
-from kvfs.node.tasks.evictor import Evictor
+from kvfs.node.tasks.eviction.cold_offload import Releaser
+from kvfs.node.tasks.eviction.evictor import Evictor
+from kvfs.node.tasks.eviction.surplus_replicas import Spare
 from kvfs.node.tasks.orphan_gc import Leftovers
 from kvfs.node.tasks.scrubber import Scrubber
 from kvfs.node.tasks.sealer import Sealer
 from kvfs.node.tasks.stale_data_gc import Strays
-from kvfs.node.tasks.surplus_replicas import Spare
 from kvfs.node.tasks.tier_mover import Tiering
 from kvfs.node.tasks.unsealer import Unsealer
 from kvfs.transfer.cold.endpoint import parse
@@ -58,7 +59,9 @@ from kvfs.vfs.volume import Volume
 
 if TYPE_CHECKING:
     from kvfs.node.cluster_node import Clustered
+    from kvfs.node.names.peer_names import PeerNames
     from kvfs.node.replication import Replicas
+    from kvfs.node.siblings.peer_spares import PeerSpares
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,7 @@ class Node:
         cluster: "Clustered | None",
     ) -> None:
         """`local`: the embedded engine itself, which in a cluster is the replica's file."""
+        self.near: NearEngine = cluster.engine if cluster else local
         self.config = config
         self.store = store
         self.engine = engine
@@ -97,7 +101,10 @@ class Node:
         self.appends = self._append_leases(cluster) if cluster else None
         self.known = known
         self.mounts = mounts = Mounts(local, known, gone, self.holders)
-        self.sealer = sealer = Sealer(engine, self.files, self.index, self.holders.writes)
+        self.sealer = sealer = Sealer(
+            *(engine, self.files, self.index),
+            lambda ino: self.holders.writes(ino) or self._is_closed(ino),
+        )
         self.volume = Volume(
             engine,
             self.files,
@@ -107,9 +114,13 @@ class Node:
             why_lost="unavailable" if cluster or config.cold else "damaged",
             published=self._published if cluster else sealer.published,
             acknowledge=self._acknowledge,
-            may_lag=cluster.may_lag if cluster else None,
-            lapses=(lambda: cluster.member.lapses) if cluster else None,
+            known=cluster.engine.known if cluster else None,
+            may_lag=cluster.engine.may_lag if cluster else None,
+            lapses=cluster.member.lapses if cluster else None,
+            sync_local=local.sync if cluster else None,
         )
+        self.names = self._peer_names(cluster) if cluster else None
+        """The names that nodes keep themselves, in a cluster."""
         self.quarantine = quarantine = Quarantine(self.files, self.index)
         self.accounting = Accounting(
             self.files.root,
@@ -123,6 +134,8 @@ class Node:
             has_cold_tier=bool(config.cold),
         )
         self.cold = self._cold_tier()
+        self.cold_blocks = self.names.keep_cold(self.cold) if self.names and self.cold else None
+        """The cold tier as a holder of blocks, in a cluster."""
         self.evictor = Evictor(
             engine,
             self.files,
@@ -133,6 +146,9 @@ class Node:
             on_evicted=mounts.remember,
             spare=Spare(cluster.member.roster.lives) if cluster else None,
             releaser=self._releaser(),
+            is_kept=self._is_kept,
+            spares=self._spares,
+            cold_blocks=self.cold_blocks,
         )
         self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
         self.tiering = self._tiering()
@@ -148,6 +164,8 @@ class Node:
                 peers=cluster.fetches if cluster else None,
                 look_again=cluster.look_again if cluster else None,
                 cold=self.cold.fetch if self.cold else None,
+                stale=self.names.finder.lost if self.names else lambda _ino: None,
+                cold_names=self.cold_blocks.fetch if self.cold_blocks else None,
             ),
         )
         self.strays = Strays(engine, self.files, self.index, self.holders)
@@ -161,6 +179,7 @@ class Node:
             self.files,
             self.volume.give_up,
             self.damage.found,
+            self.damage.unreadable,
             lambda: self.transfers.is_possible,
             self.unsealer.is_written,
         )
@@ -175,7 +194,10 @@ class Node:
             lambda: self.accounting.capacity,
             self.changed,
             self.drop,
+            self.names or NoOthers(),
         )
+        if cluster is not None:
+            cluster.engine.hold = self._hold
         self.notices = LeftNotices(engine, self.changed)
         self.scrubber = Scrubber(
             engine, self.files, self.index, self.damage.found, config.scrub_rate
@@ -195,27 +217,73 @@ class Node:
                 **(cluster.handlers(self.told) if cluster else {}),
                 **self.whereabouts.handlers(),
             },
+            self._oldest_program,
         )
-        if cluster is not None:
-            self.control.oldest = lambda: KEEPS_TAGS if local.read_now(schema.has_tags) else 0
         self.replicas: Replicas | None = None
         """The replication in a cluster, once it serves its peers."""
         self.recovery: dict[str, int] | None = None
         """The repairs of the start, by kind; None if there were none."""
+        self.survivors: Survivors | None = None
+        """The files that programs have open by a mount that outlived its daemon."""
+        self.is_handed_over = False
+        """Whether the mount outlives this node, and the next one goes on with its files."""
         self.ready_after_s = 0.0
         self.reports: dict[str, Report] = {"cluster": cluster.report} if cluster else {}
         """Reports of others beside the node for its status, by name."""
         self.started = time.monotonic()
 
+    def _oldest_program(self) -> int:
+        """Returns the version of the control socket from which on a program understands what it
+        reads and writes beside the node: in a cluster other nodes may have changed its form."""
+        keeps_tags = self.cluster is not None and self.local.read_now(schema.has_tags)
+        return KEEPS_TAGS if keeps_tags else 0
+
+    async def _hold(self, ino: int) -> None:
+        """Brings a file's data here and records them. Raises what `NodePort.bring` raises."""
+        while (state := await self.port.bring(ino)) != "here":
+            if state == "nowhere":
+                raise Unavailable("data of other nodes cannot come here")
+        await self.transfers.recorded(ino)
+
     def _append_leases(self, cluster: "Clustered") -> AppendLeases:
-        member, coherence = cluster.member, Coherence(cluster.engine)
+        member = cluster.member
         return AppendLeases(
-            self.engine,
-            member.node,
-            member.incarnation,
-            member.roster.lives,
-            lambda ino: coherence.is_strict(namespace_of(ino)),
+            self.engine, member.node, member.incarnation, member.roster.lives, self.is_strict
         )
+
+    def _peer_names(self, cluster: "Clustered") -> "PeerNames":
+        return cluster.keep_names(
+            *(self.files, self.holders, self.volume.give_up),
+            lambda ino: self.transfers.is_coming(ino),
+            *(self.changed, self.config.names_everywhere, self.drop_data),
+        )
+
+    def drop_data(self, names: Sequence[tuple[int, int]]) -> None:
+        """Drops data files, by number and version, whose content does not count any more; one that
+        is being written here gets another version when it is closed. Raises OSError."""
+        doomed = [each for each in names if not self.holders.writes(each[0])]
+        for ino, version in doomed:
+            self.holders.let_go(ino)
+            self.files.unlink(ino, version)
+        self.index.remove([ino for ino, _ in doomed])
+
+    def _is_closed(self, ino: int) -> bool:
+        """Returns whether nothing may be changed in the namespace of an inode now."""
+        return self.cluster is not None and self.cluster.engine.ending.is_closed(namespace_of(ino))
+
+    def _is_kept(self, ino: int) -> bool:
+        """Returns whether another node was told of a file a moment ago and may come for it, or was
+        promised that this copy stays, or nothing may be changed there now."""
+        if self.names is None:
+            return False
+        if self._is_closed(ino):
+            return True
+        spares = self._spares()
+        return self.names.leases.holds(ino) or (spares is not None and spares.keeps(ino))
+
+    def _spares(self) -> "PeerSpares | None":
+        siblings = self.names.siblings if self.names else None
+        return siblings.spares if siblings else None
 
     def _cold_tier(self) -> ColdTier | None:
         """Returns the cold tier, if the settings name one. Raises NotSupported, Invalid."""
@@ -248,20 +316,32 @@ class Node:
 
     def keep_copies(self, cluster: "Clustered") -> "Replicas":
         """Serves peers and takes part in keeping copies; returns what is to be run for that."""
-        replicas = cluster.keep_copies(
-            self.transfers, self.index, self.evictor.evict, self.config.repair_rate
+        assert self.names is not None, "the node is one of a cluster"
+        siblings = self.names.keep_copies(
+            *(self.files, self.holders.is_changed, self.transfers, self.index.touch),
+            self.config.repair_rate,
         )
-        # A mount says what is changed, and there may be another one later.
-        cluster.serve(self.files, self.index, lambda ino: self.holders.is_changed(ino), replicas)
+        replicas = cluster.keep_copies(
+            *(self.transfers, self.index, self.evictor.evict, siblings.give),
+            self.config.repair_rate,
+        )
+        cluster.serve(
+            self.files,
+            self.index,
+            self.holders.is_changed,
+            replicas,
+            {WHERE: self.whereabouts.tell},
+            self.names,
+        )
         self.replicas = replicas
         self.whereabouts.join(cluster.member.node, replicas)
-        assert cluster.server is not None, "it was just made"
-        cluster.server.methods[WHERE] = self.whereabouts.tell
         return replicas
 
     async def _acknowledge(self, inos: Sequence[int]) -> None:
         if self.replicas is not None:
             await self.replicas.acknowledge(inos)
+        if self.names is not None and self.names.siblings is not None:
+            await self.names.siblings.acknowledge(inos)
 
     def _local_space(self) -> NodeSpace:
         coming = self.transfers
@@ -309,7 +389,7 @@ class Node:
         if self.replicas is not None and (published := self.replicas.held(written)):
             for ino in published:
                 self.replicas.published(ino)
-            await self.replicas.acknowledge(published)
+            await self._acknowledge(published)
 
     def hear(self, written: Sequence[WrittenKey]) -> None:
         """Handles a commit of others that is in the replica: mounts are told soon."""
@@ -321,7 +401,13 @@ class Node:
         if self.appends is not None:
             self.appends.applied(each.key for each in written)
         self.unsealer.applied(each.key for each in written)
+        if self.names is not None:
+            self.names.heard(written)
         self.mounts.tell_soon(written)
+
+    def is_strict(self, ino: int) -> bool:
+        """Returns whether other hosts see each change in the namespace of this inode at once."""
+        return self.coherence is not None and self.coherence.is_strict(namespace_of(ino))
 
     def own_space(self) -> Space:
         """Returns the space of the store, as this node knows it."""
@@ -345,6 +431,8 @@ class Node:
                 raise
             log.warning("the engine was not told what this node did last: %s", error)
             await self.local.sync()
+        if self.names is not None:
+            self.names.close()
 
     async def _on_scrub(self, _params: dict[str, Any]) -> dict[str, Any]:
         self.scrubber.ask()

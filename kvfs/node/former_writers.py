@@ -34,6 +34,7 @@ from typing import Final
 import trio
 
 from kvfs.base import detach
+from kvfs.base.descriptors import closing
 from kvfs.base.errors import Busy, KvfsError
 from kvfs.base.media import SHARED
 from kvfs.datastore import file_lease
@@ -193,10 +194,8 @@ def _is_written(files: DataFiles, name: Name) -> bool:
         fd = files.open(*name, os.O_RDONLY | os.O_NOATIME)
     except OSError:
         return False  # it is not here, or cannot be read: who opens it is told
-    try:
+    with closing(fd):
         return file_lease.is_quiet(fd) is False and not files.medium(*name).startswith(SHARED)
-    finally:
-        os.close(fd)
 
 
 def _renew(files: DataFiles, name: Name, step: Callable[[int], None]) -> bool:

@@ -6,7 +6,7 @@ fetches the first bytes of a data file into another one, which the caller has be
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -14,19 +14,43 @@ from kvfs.datastore.index import Index
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Flag
-from kvfs.node.tasks.evictor import Evictor
+from kvfs.node.tasks.eviction.evictor import Evictor
 from kvfs.node.tasks.sealer import Sealer
 from kvfs.transfer.transfers import Transfers
 from kvfs.tree.changes import Change
+from kvfs.tree.copies.told_names import AskedPage, Detail, ToldPage
 from kvfs.tree.inodes import read_inodes
 from kvfs.vfs.inode_holders import Holders
 from kvfs.vfs.miss_counters import no_misses
 from kvfs.vfs.missing_data import Missing
-from kvfs.vfs.port import SpaceGrant, State
+from kvfs.vfs.port import Name, SpaceGrant, State
 
 _LOOK_S: Final = 0.25
 _PATIENCE_S: Final = 5.0
 """Patience of a request, less than that of its caller."""
+
+
+class OtherNames(Protocol):
+    """The names of other nodes; see the methods of `NodePort`."""
+
+    async def find(self, names: Sequence[Name]) -> bool: ...
+
+    async def listed(self, asked: Sequence[AskedPage], detail: Detail) -> list[ToldPage]: ...
+
+    async def may_remove(self, directory: int) -> bool: ...
+
+
+class NoOthers:
+    """No other node keeps names."""
+
+    async def find(self, _names: Sequence[Name]) -> bool:
+        return False
+
+    async def listed(self, asked: Sequence[AskedPage], _detail: Detail) -> list[ToldPage]:
+        return [ToldPage([])] * len(asked)
+
+    async def may_remove(self, _directory: int) -> bool:
+        return True
 
 
 class LocalPort:
@@ -45,6 +69,7 @@ class LocalPort:
         capacity: Callable[[], int],
         tell_mounts: Callable[[Sequence[Change]], Awaitable[None]],
         drop: Callable[[Sequence[int]], Awaitable[None]],
+        names: OtherNames,
     ) -> None:
         self._engine = engine
         self._index = index
@@ -56,6 +81,7 @@ class LocalPort:
         self._capacity = capacity
         self._tell_mounts = tell_mounts
         self._drop = drop
+        self._names = names
         self.misses = no_misses()
         """Misses that clients reported."""
 
@@ -86,6 +112,15 @@ class LocalPort:
             self._index.touch(ino)
         for reason in self.misses.keys() & misses.keys():  # one of a newer version counts nowhere
             self.misses[reason] += misses[reason]
+
+    async def find(self, names: Sequence[Name]) -> bool:
+        return await self._names.find(names)
+
+    async def listed(self, asked: Sequence[AskedPage], detail: Detail) -> list[ToldPage]:
+        return await self._names.listed(asked, detail)
+
+    async def may_remove(self, directory: int) -> bool:
+        return await self._names.may_remove(directory)
 
     async def bring(self, ino: int) -> State:
         return await self._bring(ino, lambda: self._transfers.bring(ino))

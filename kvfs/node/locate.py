@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
+from kvfs.base.background import Background
 from kvfs.base.control import Handler
 from kvfs.base.errors import Busy, Invalid, KvfsError, NotFound, Unavailable
 from kvfs.datastore.files import DataFiles
@@ -106,7 +107,7 @@ class Whereabouts:
         self._cold = cold
         self._others: ClusterNodes | None = None
         self._jobs: dict[tuple[str, int, int], _Job] = {}
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Background()
 
     def join(self, me: int, others: ClusterNodes) -> None:
         """Makes this one node of several, from here on."""
@@ -123,11 +124,7 @@ class Whereabouts:
 
     async def run(self) -> None:
         """Does the requested work, until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            try:
-                await trio.sleep_forever()
-            finally:
-                self._nursery = None
+        await self._tasks.run()
 
     async def tell(self, _peer: object, params: Any) -> list[Any]:
         """Answers another node that asks for this node's parts of these (inode, version)."""
@@ -250,12 +247,12 @@ class Whereabouts:
         name = kind, ino, number
         job = self._jobs.get(name)
         if job is None:
-            if self._nursery is None:
+            if not self._tasks.runs:
                 raise Unavailable("the node is not ready")
             if len(self._jobs) >= _AT_ONCE:
                 raise Busy("the node moves as many files as it can at a time: ask again")
             job = self._jobs[name] = _Job()
-            self._nursery.start_soon(self._do, job, step)
+            self._tasks.begin(self._do, job, step)
         return job
 
     async def _do(self, job: _Job, step: Callable[[], Awaitable[Any]]) -> None:

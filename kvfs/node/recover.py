@@ -3,6 +3,7 @@
 | left by | found by | action |
 |---|---|---|
 | a kill before the first close | the list of unpublished files | the file goes |
+| likewise, of a file made over NFS, on a lone node | the same | it is published as it is |
 | a kill while a file was open for writing | the list of unsealed files | the size is taken anew |
 | a kill between unlink and drop, or in an eviction | the list of orphans | it is dropped wholly |
 | a kill while a file was put | the list of reserved numbers | with data: an orphan |
@@ -39,7 +40,7 @@ from kvfs.datastore.index import Index
 from kvfs.datastore.layout import Store
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta import keys
-from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.engine import Engine, Transaction, itself, transact_each
 from kvfs.meta.lmdb.reconstruction import damaged_metadata
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
 from kvfs.tree import lifecycle, namespaces, reserved_inodes, tree
@@ -54,6 +55,9 @@ _REGULAR: Final = 0o100000
 _FORMAT: Final = 0o170000
 
 
+_Grown = tuple[int, Inode, os.stat_result]
+
+
 class Recovery:
     """One recovery of one store; `run` does it."""
 
@@ -64,8 +68,11 @@ class Recovery:
         index: Index,
         boots: Collection[int],
         now: int,
+        alive: Collection[int] = (),
     ) -> None:
-        """`boots`: the boots since which there was no power cut."""
+        """`boots`: the boots since which there was no power cut. `alive`: inodes that a mount still
+        has open: they stay unpublished, or without a name."""
+        self._alive = alive
         self._engine = engine
         self._files = files
         self._index = index
@@ -122,16 +129,23 @@ class Recovery:
     async def _abandon_reserved(self, inos: list[int]) -> None:
         """Releases reserved numbers, and abandons those that have a data file. The processes that
         reserved them are dead, or learn of it when they use one."""
-        made = [ino for ino in inos if self._has_data(ino)]
+        made = {ino for ino in inos if self._has_data(ino)}
 
-        def fn(t: Transaction) -> None:
-            reserved_inodes.abandon(t, made, self._now)
-            reserved_inodes.release(t, inos)
+        def fn(t: Transaction, part: list[int]) -> list[None]:
+            reserved_inodes.abandon(t, [ino for ino in part if ino in made], self._now)
+            reserved_inodes.release(t, part)
+            return []
 
-        await self._engine.transact(fn)
+        await transact_each(self._engine, inos, itself, fn)
 
     async def _drop_unpublished(self, inos: list[int]) -> None:
+        inos = [ino for ino in inos if ino not in self._alive]
         records = await self._read(inos)
+        kept = self._kept(records)
+        await self._refresh(kept)
+        self.found["sizes_refreshed"] += len(kept)
+        for ino, _, _ in kept:
+            del records[ino]
         kinds = await self._engine.read(kinds_of)
         for ino, inode in records.items():
             if inode is None and self.is_damaged:
@@ -139,26 +153,42 @@ class Recovery:
             elif inode is None:  # reserved by a process that then never made the record
                 self.found["data_files_removed"] += self._files.unlink(ino, 0)
 
-        def fn(t: Transaction) -> None:
-            for ino, inode in records.items():
-                if inode is None:
+        def fn(t: Transaction, part: list[int]) -> list[None]:
+            for ino in part:
+                if records[ino] is None:
                     t.delete(keys.unpublished(ino))
                 else:
                     lifecycle.evict(t, ino, self._now, "damaged")
+            return []
 
-        await self._engine.transact(fn)
-        self.found["unpublished_dropped"] += len(inos)
+        await transact_each(self._engine, records, itself, fn)
+        self.found["unpublished_dropped"] += len(records)
+
+    def _kept(self, records: dict[int, Inode | None]) -> list[_Grown]:
+        """Returns those that stay though they were never closed, as their data files are."""
+        found: list[_Grown] = []
+        for ino, inode in records.items():
+            if inode is None or not inode.flags & Flag.RESERVED or not inode.nlink:
+                continue
+            if self._clustered or inode.boot not in self._intact:
+                continue
+            stat = self._stat(ino, inode)
+            if stat is not None:
+                found.append((ino, inode, stat))
+        return found
 
     async def _judge_unsealed(self, inos: list[int]) -> None:
         """Drops files that a power cut may have torn; the others are as long as their data
         files."""
         torn: list[int] = []
         unsure: list[int] = []
-        grown: list[tuple[int, Inode, os.stat_result]] = []
+        grown: list[_Grown] = []
         if self._clustered:
             inos = await self._leave_to_others(inos)
         for ino, inode in (await self._read(inos)).items():
             if inode is None or not inode.nlink:
+                continue
+            if ino in self._alive and not inode.flags & Flag.PUBLISHED:
                 continue
             stat = self._stat(ino, inode)
             if inode.boot not in self._intact or (inode.boot and stat is None):
@@ -167,12 +197,12 @@ class Recovery:
                 grown.append((ino, inode, stat))
             elif self._is_unsure(inode):
                 unsure.append(ino)
-        await self._engine.transact(lambda t: self._evict(t, torn))
-        await self._engine.transact(lambda t: [lifecycle.reopen(t, ino) for ino in unsure])
+        await transact_each(self._engine, torn, itself, self._evict)
+        await transact_each(self._engine, unsure, itself, _reopen)
         if self._clustered:
             await self._publish_grown(grown)
         else:
-            await self._engine.transact(lambda t: _refresh(t, grown))
+            await self._refresh(grown)
         self.found["unsynced_dropped"] += len(torn)
         self.found["sizes_refreshed"] += len(grown)
 
@@ -184,9 +214,7 @@ class Recovery:
             for ino, inode in (await self._read(inos)).items()
             if inode is not None and inode.nlink and not self._is_sound(ino, inode)
         ]
-        left = await self._engine.transact(
-            lambda t: [ino for ino in doubtful if placements.leave_to_others(t, ino)]
-        )
+        left = await transact_each(self._engine, doubtful, itself, _leave_to_others)
         records = await self._read(left)
         if left:
             await self._engine.sync()
@@ -207,11 +235,11 @@ class Recovery:
         power cut partly took."""
         return self._is_cut and bool(inode.flags & Flag.SEALED)
 
-    async def _publish_grown(self, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
+    async def _publish_grown(self, grown: list[_Grown]) -> None:
         """Publishes changed content, which in a cluster is another version, except for the data of
         an upload, which no other node has: there its parts decide what counts."""
         uploads = [each for each in grown if each[1].flags & Flag.ASSEMBLY]
-        await self._engine.transact(lambda t: _refresh(t, uploads))
+        await self._refresh(uploads)
         for each in grown:
             ino, inode, _ = each
             if not inode.flags & Flag.ASSEMBLY and not self._is_sound(ino, inode):
@@ -231,16 +259,15 @@ class Recovery:
             and self._stat(ino, inode) is None
         ]
         if self._clustered:
-            left = await self._engine.transact(
-                lambda t: [ino for ino in missing if placements.leave_to_others(t, ino)]
-            )
+            left = await transact_each(self._engine, missing, itself, _leave_to_others)
             missing = [ino for ino in missing if ino not in left]
         gone = [ino for ino in missing if namespace_of(ino) in caches]
-        await self._engine.transact(lambda t: self._evict(t, gone))
+        await transact_each(self._engine, gone, itself, self._evict)
         self.found["records_without_data_dropped"] += len(gone)
         self.found["durable_data_missing"] += len(missing) - len(gone)
 
     async def _drop_orphans(self, inos: list[int]) -> None:
+        inos = [ino for ino in inos if ino not in self._alive]
         if self._clustered:
             inos = await self._engine.read(
                 lambda t: [ino for ino in inos if t.get(keys.placement(ino, t.node)) is not None]
@@ -255,11 +282,7 @@ class Recovery:
                 self._files.unlink(ino, inode.version)
         self._index.remove(inos)
 
-        def fn(t: Transaction) -> None:
-            for ino in inos:
-                tree.reap(t, ino)
-
-        await self._engine.transact(fn)
+        await transact_each(self._engine, inos, itself, tree.reap_all)
         self.found["orphans_dropped"] += len(inos)
 
     async def _remove_leaked(self) -> None:
@@ -298,9 +321,13 @@ class Recovery:
         counted = "data_files_removed" if path is None else "data_files_quarantined"
         self.found[counted] += 1
 
-    def _evict(self, t: Transaction, inos: list[int]) -> None:
+    async def _refresh(self, grown: list[_Grown]) -> None:
+        await transact_each(self._engine, grown, lambda each: each[0], _publish_all)
+
+    def _evict(self, t: Transaction, inos: list[int]) -> list[None]:
         for ino in inos:
             lifecycle.evict(t, ino, self._now, "damaged")
+        return []
 
     def _stat(self, ino: int, inode: Inode) -> os.stat_result | None:
         try:
@@ -331,16 +358,17 @@ async def recover(
     now: int,
     clean: bool,
     restored: bool,
+    alive: Collection[int] = (),
 ) -> dict[str, int] | None:
     """Puts a store in order before its node serves; returns its findings, None if there were none.
 
     `boot`: the boot of the store by `places.boot_of`, and `before` the others that the last process
     may have taken it for. `clean`: the result of `Store.take_clean`. `restored`: whether the engine
-    went back to a checkpoint. Raises NoSpace, ReadOnly, Corrupt. Cancelled: run again at the next
-    start.
+    went back to a checkpoint. `alive`: see `Recovery`. Raises NoSpace, ReadOnly, Corrupt.
+    Cancelled: run again at the next start.
     """
     boots = {boot, *before}
-    recovery = Recovery(engine, files, index, boots, now)
+    recovery = Recovery(engine, files, index, boots, now, alive)
     known = store.recovered_boot()
     is_mended = not restored and known in boots
     recovery.is_damaged = not is_mended and bool(damaged_metadata(store.meta))
@@ -373,7 +401,7 @@ def _regular_files(t: Transaction, after_ino: int, limit: int) -> list[int]:
 
 
 def _cache_namespaces(t: Transaction) -> set[int]:
-    return {each.id for each in namespaces.list_all(t) if each.namespace.kind == "cache"}
+    return {number for number, each in namespaces.records(t).items() if each.kind == "cache"}
 
 
 def _same_content(inode: Inode, stat: os.stat_result) -> bool:
@@ -385,12 +413,23 @@ def _agree(inode: Inode, stat: os.stat_result) -> bool:
     return _same_content(inode, stat) and inode.blocks == stat.st_blocks
 
 
-def _refresh(t: Transaction, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
+def _publish_all(t: Transaction, grown: list[_Grown]) -> list[None]:
     for each in grown:
         _publish(each, t, None)
+    return []
 
 
-def _publish(grown: tuple[int, Inode, os.stat_result], t: Transaction, version: int | None) -> None:
+def _reopen(t: Transaction, inos: list[int]) -> list[None]:
+    for ino in inos:
+        lifecycle.reopen(t, ino)
+    return []
+
+
+def _leave_to_others(t: Transaction, inos: list[int]) -> list[int]:
+    return [ino for ino in inos if placements.leave_to_others(t, ino)]
+
+
+def _publish(grown: _Grown, t: Transaction, version: int | None) -> None:
     ino, inode, stat = grown
     if version is not None:
         check_follows(t, ino, inode.version)

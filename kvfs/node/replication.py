@@ -12,11 +12,12 @@ from kvfs.cluster import placement_view
 from kvfs.cluster.membership import Membership
 from kvfs.cluster.node_records import set_state
 from kvfs.cluster.peer_client import PeerClient
+from kvfs.cluster.placement_view import PlacementView
 from kvfs.datastore.index import Index
 from kvfs.meta import keys
-from kvfs.meta.replica.replica_engine import MirrorEngine
+from kvfs.meta.replica.replica_engine import ReplicaEngine
 from kvfs.node.tasks.copier import ADOPT, TAKE, Brings, Copies
-from kvfs.node.tasks.drainer import Evict
+from kvfs.node.tasks.drainer import Evict, Offer
 from kvfs.node.tasks.rebalancer import Evening
 from kvfs.node.tasks.replica_keeper import Keeper
 from kvfs.node.tasks.sync_acknowledger import Acknowledging
@@ -31,12 +32,13 @@ class Replicas:
 
     def __init__(
         self,
-        engine: MirrorEngine,
+        engine: ReplicaEngine,
         member: Membership,
         peers: PeerClient,
         brings: Brings,
         index: Index,
         evict: Evict,
+        offer: Offer,
         bytes_per_s: int,
     ) -> None:
         self._engine = engine
@@ -46,12 +48,12 @@ class Replicas:
         self._copies = Copies(
             member.node,
             engine,
-            lambda: placement_view.snapshot(member.roster),
+            PlacementView(member.roster).snapshot,
             brings,
             self._call,
             engine.catch_up,
         )
-        self._keeper = Keeper(self._copies, bytes_per_s, evict, self._drained)
+        self._keeper = Keeper(self._copies, bytes_per_s, evict, offer, self._drained)
         self._evening = Evening(self._copies, index, bytes_per_s)
         self._acknowledging = Acknowledging(self._copies)
         self.acknowledge = self._acknowledging.acknowledge

@@ -4,7 +4,7 @@
 |---|---|
 | 1 store made or opened, locked | an empty store, or the old one; the lock goes with the process |
 | 2 engine opened (after a power cut rebuilt), first namespaces made | no `clean` marker |
-| 3 marker taken, files still written by a mount from before parted from it | it is done again |
+| 3 marker taken, files still written by a mount from before parted, or held | it is done again |
 | 4 what the last process left is repaired (`recover`) | it is repaired again |
 | 5 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
 
@@ -39,23 +39,30 @@ from kvfs.meta.engine_copy import refuse_unfinished
 from kvfs.meta.lmdb.boot import boot_id
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.lmdb.reserve import give_up_where_full
-from kvfs.meta.replica.replica_mark import refuse_mirror
+from kvfs.meta.replica.replica_mark import refuse_replica
 from kvfs.node.composition import Node, owner_of
 from kvfs.node.recover import recover
 from kvfs.node.status import status_of
+from kvfs.node.survivors import Survivors
+from kvfs.node.tasks.removed_namespace_gc import NamespaceRemoval
 from kvfs.tree import namespaces
 
 if TYPE_CHECKING:
+    from kvfs.meta.replica.local_namespaces import OnLocal, Then
+    from kvfs.meta.replica.local_transaction import LocalChange
     from kvfs.node.cluster_node import Clustered
 
 FIRST_NAMESPACES: Final = ((b"cache", "cache"), (b"models", "durable"))
 """Name and kind of the namespaces that a new store begins with."""
+Inherit = Callable[[layout.Store], Survivors | None]
 log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def open_node(config: Config) -> AsyncIterator[Node]:
-    """Runs a node: it answers requests on its control socket while the block lasts.
+async def open_node(config: Config, inherit: Inherit | None = None) -> AsyncIterator[Node]:
+    """Runs a node: it answers requests on its control socket while the block lasts. `inherit`, once
+    the store is locked, returns what programs have open by a mount that the caller goes on with;
+    None: there is no such mount.
 
     Raises Invalid (another program's directory), Busy (another node has the store), ReadOnly,
     NoSpace, Corrupt, NotSupported. Cancelled: the node stops in order, as at the end of the
@@ -66,14 +73,18 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
     store.lock()
     async with contextlib.AsyncExitStack() as closing:
         closing.callback(store.unlock)
+        survivors = inherit(store) if inherit is not None else None
         local = EmbeddedEngine(store.meta)
         closing.callback(local.close)
-        known = layout.guarded(store.root, lambda: KnownDirectories(store.known))
+        known = layout.guarded(
+            store.root, lambda: KnownDirectories(store.known, goes_on=survivors is not None)
+        )
         closing.callback(known.close)
         gone = made_ready(store.gone)
         closing.callback(gone.close)
         ears: list[Callable[[Sequence[WrittenKey]], object]] = []
-        engine, cluster = await _open_engine(config, store, local, closing, ears)
+        local_ears: list[OnLocal] = []
+        engine, cluster = await _open_engine(config, store, local, closing, ears, local_ears)
         if await engine.transact(_first_start) and cluster is None:
             local.rotate_now()  # what all else hangs on is in the base, not in a journal alone
         if cluster is None and not local.upgrade_now():
@@ -88,9 +99,16 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         node = Node(config, store, engine, local, known, gone, cluster)
         closing.callback(node.files.close)
         ears.append(node.hear)
+        if node.names is not None:
+            local_ears.append(node.names.on_local)
+        if cluster is not None:
+            await _settle_closed(node, cluster)
         node.files.keep_spares()
         clean = store.take_clean()
-        if not clean and store.recovered_boot() in before:
+        if survivors is not None:
+            closing.callback(survivors.close)
+            survivors.hold(node.files, node.holders)
+        elif not clean and store.recovered_boot() in before:
             await node.former_writers.part(at_once=False)
         node.recovery = await recover(
             store,
@@ -102,7 +120,9 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             now=time.time_ns(),
             clean=clean,
             restored=local.restored,
+            alive=survivors.alive if survivors is not None else (),
         )
+        node.survivors = survivors
         if node.recovery:
             log.info("mended what the last process left: %s", node.recovery)
         await node.quarantine.look()
@@ -122,7 +142,15 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             await node.finish()
             engine.close()
             local.close()
-            _mark_clean(store)
+            if not node.is_handed_over:
+                _mark_clean(store)
+
+
+async def _settle_closed(node: Node, cluster: "Clustered") -> None:
+    """Settles what the last run left closed, before the recovery writes there. Raises KvfsError."""
+    from kvfs.node.coherence import peer_ender  # brings the Redis client
+
+    await peer_ender.settle(cluster.engine, node.drop_data)
 
 
 def _mark_clean(store: layout.Store) -> None:
@@ -157,9 +185,13 @@ async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
     nursery.start_soon(node.quarantine.run)
     nursery.start_soon(node.transfers.run)
     nursery.start_soon(node.whereabouts.run)
-    if node.cluster is not None:
+    if node.cluster is not None and node.names is not None:
         nursery.start_soon(node.strays.run)
         nursery.start_soon(node.unsealer.run)
+        removal = NamespaceRemoval(
+            *(node.cluster.engine, node.files, node.index), node.names.namespace_removed
+        )
+        nursery.start_soon(removal.run)
     if node.locks is not None:
         nursery.start_soon(node.locks.run)
     if node.appends is not None:
@@ -173,6 +205,8 @@ async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
     if node.cluster is not None:
         nursery.start_soon(node.keep_copies(node.cluster).run)
         nursery.start_soon(node.mounts.run)
+        if node.names is not None:
+            nursery.start_soon(node.names.run)
         await nursery.start(node.cluster.run, node.own_space, node.mounts.tell_lost)
 
 
@@ -182,12 +216,14 @@ async def _open_engine(
     local: EmbeddedEngine,
     closing: contextlib.AsyncExitStack,
     ears: Sequence[Callable[[Sequence[WrittenKey]], object]],
+    local_ears: Sequence["OnLocal"],
 ) -> tuple[Engine, "Clustered | None"]:
     """Returns the engine of the node's metadata: its own, or a replica of its cluster's, of whose
-    commits `ears` are told. Raises Conflict if the store is the other kind of node's, Corrupt if
-    there are data and nothing that says what they are."""
+    commits `ears` are told, and `local_ears` of what is this host's alone. Raises Conflict if the
+    store is the other kind of node's, Corrupt if there are data and nothing that says what they
+    are."""
     if not config.engine:
-        refuse_mirror(local)
+        refuse_replica(local)
         if (member := which_node(store)) is not None:
             raise Conflict(
                 f"the store {store.root} is node {member.node} of the cluster {member.cluster}:"
@@ -201,7 +237,20 @@ async def _open_engine(
         for hear in ears:
             hear(written)
 
-    cluster = await closing.enter_async_context(joined_cluster(config, store, local, applied))
+    def changing(t: Transaction, changes: Sequence["LocalChange"]) -> "Then":
+        if len(local_ears) == 1:
+            return local_ears[0](t, changes)
+        heard = [hear(t, changes) for hear in local_ears]
+
+        def committed() -> None:
+            for then in heard:
+                then()
+
+        return committed
+
+    cluster = await closing.enter_async_context(
+        joined_cluster(config, store, local, applied, changing)
+    )
     return cluster.engine, cluster
 
 
@@ -209,15 +258,12 @@ def _refuse_lost_metadata(engine: EmbeddedEngine, store: layout.Store) -> None:
     """Raises Corrupt if there are data and nothing that says what they are."""
     if engine.read_now(lambda t: t.get(keys.VERSION)) is not None:
         return
-    files = data_files(store)
-    try:
+    with contextlib.closing(data_files(store)) as files:
         if next(chain(files.scan(), files.quarantined()), None) is not None:
             raise Corrupt(
                 f"the metadata of the store {store.root} have gone, its data are there: "
                 f"`kvfs rebuild --store {store.root}` makes them anew from these"
             )
-    finally:
-        files.close()
 
 
 def _first_start(t: Transaction) -> bool:

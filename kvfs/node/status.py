@@ -42,6 +42,7 @@ async def status_of(node: Node) -> dict[str, Any]:
         "engine": {
             "name": "LMDB",
             "journal_failure": node.local.failure,
+            "long_reader": node.local.long_reader,
             "damaged_metadata": damaged_metadata(node.store.meta),
             "bytes": metadata_bytes(node.store.meta),
             "reserve_left": node.local.reserve_left,
@@ -94,8 +95,10 @@ def _namespace(listed: namespaces.ListedNamespace, used_bytes: int) -> dict[str,
         "kind": listed.namespace.kind,
         "capacity_bytes": listed.namespace.capacity,
         "eviction": listed.namespace.eviction,
-        "used_bytes": used_bytes,
-        "inodes": listed.usage.inodes,
+        "used_bytes": used_bytes + listed.elsewhere.bytes,
+        "inodes": listed.usage.inodes + listed.elsewhere.inodes,
+        "here_bytes": used_bytes,
+        "here_limit_bytes": listed.limit,
     }
 
 

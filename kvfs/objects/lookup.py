@@ -148,6 +148,19 @@ def find_many(
     return found
 
 
+def missing_entries(
+    t: Transaction, bucket: Bucket, wanted: Sequence[bytes], boot: int
+) -> list[bytes]:
+    """Returns the entries of the first missing names of those keys that lead to no object
+    (`NotFound.at`). Raises Invalid."""
+    found = find_many(t, bucket, wanted, boot)
+    return [
+        _first_missing(t, bucket.root, place_of(key))
+        for key, facts in zip(wanted, found, strict=True)
+        if facts is None
+    ]
+
+
 def find_current(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -> Facts | None:
     """Returns the object, or the delete marker that stands for it; None: neither."""
     found = find_file(t, parent, name, key, boot)
@@ -161,26 +174,18 @@ def find_current(t: Transaction, parent: int, name: bytes, key: bytes, boot: int
 
 def find_file(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -> Facts | None:
     """Returns the object under its own name."""
-    value = t.get(keys.file_entry(parent, name))
-    if value is None:
-        return None
-    record = t.get(keys.INODE + value)
-    if record is None:
-        return None
-    inode = unpack_inode(record)
-    ino = keys.unpack_u64(value)
-    if not is_object(t, ino, inode, boot):
-        return None
-    return facts(t, key, ino, inode, None, latest=True)
+    found = object_at(t, parent, name, boot)
+    return None if found is None else facts(t, key, *found, None, latest=True)
 
 
-def has_file(t: Transaction, parent: int, name: bytes, boot: int) -> bool:
-    """Returns whether an object stands under its own name."""
-    value = t.get(keys.file_entry(parent, name))
+def object_at(t: Transaction, parent: int, name: bytes, boot: int) -> tuple[int, Inode] | None:
+    """Returns number and record of the object under its own name."""
+    value = t.get(keys.ENTRY + keys.pack_u64(parent) + name)
     record = None if value is None else t.get(keys.INODE + value)
     if value is None or record is None:
-        return False
-    return is_object(t, keys.unpack_u64(value), unpack_inode(record), boot)
+        return None
+    ino, inode = int.from_bytes(value), unpack_inode(record)
+    return (ino, inode) if is_object(t, ino, inode, boot) else None
 
 
 def is_being_made(t: Transaction, parent: int, name: bytes) -> bool:
@@ -241,7 +246,11 @@ def facts(
 
 
 def is_object(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
-    return stat.S_ISREG(inode.mode) and published_view.is_visible(t, ino, inode, boot)
+    if not stat.S_ISREG(inode.mode):
+        return False
+    if inode.boot in (0, boot):
+        return bool(inode.flags & Flag.PUBLISHED)
+    return published_view.is_visible(t, ino, inode, boot)
 
 
 def is_awaited(t: Transaction, facts: Facts) -> bool:

@@ -21,21 +21,23 @@ Invariants
 
 import stat
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from kvfs.meta import delegations, keys
+import msgspec
+
+from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import Flag, Inode, namespace_of
+from kvfs.meta.records import NAMESPACE_SHIFT, Flag, Inode, pack
 from kvfs.objects import attribute_validation, lookup, object_attributes, versions
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.object_attributes import Metadata
 from kvfs.objects.object_errors import Locked, NoSuchBucket, NotAnObject, PreconditionFailed
 from kvfs.objects.object_info import Facts
 from kvfs.objects.object_keys import KeyPlace, check_key, place_of
-from kvfs.tree import etags, name_escaping, namespaces
+from kvfs.tree import entries, etags, name_escaping, namespaces
 from kvfs.tree.copies import placements
-from kvfs.tree.entries import Removed, is_empty, lose_link, relocate, touch
-from kvfs.tree.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
+from kvfs.tree.entries import Removed, lose_link, relocate, touch
+from kvfs.tree.inodes import BLOCK, add_usage, read_inode, set_blocks, stamp, write_inode
 from kvfs.tree.private_files import check_unseen
 from kvfs.vfs.post_commit import Changed
 from kvfs.vfs.stage_records import Dropped, WrittenData
@@ -55,7 +57,7 @@ def anything(_: Facts | None) -> None:
     """The `Check` of a caller without conditions."""
 
 
-class Moment(NamedTuple):
+class Moment(msgspec.Struct, frozen=True):
     """The time of a change."""
 
     now: int
@@ -64,7 +66,7 @@ class Moment(NamedTuple):
     """The running boot, as the store's disks see it."""
 
 
-class New(NamedTuple):
+class New(msgspec.Struct, frozen=True):
     """An object that is to be put."""
 
     body: WrittenData
@@ -81,7 +83,7 @@ class TooOld(Exception):
         """The earliest mtime that it may have."""
 
 
-class Deleted(NamedTuple):
+class Deleted(msgspec.Struct, frozen=True):
     """The result of a delete."""
 
     found: bool
@@ -103,29 +105,29 @@ def put(
     moment: Moment,
     changed: Changed,
 ) -> Facts:
-    """Puts an object under its key. Raises what `check` raises, PreconditionFailed (it passed for
-    an absent object, and a mount is making a file of that name), Invalid, TooLarge, NoSuchBucket,
-    and NotAnObject, TooOld, `stage_records.Dropped` (a node that started took the body for a dead
-    process's)."""
-    check_key(key)
-    if namespace_of(new.body.ino) != bucket.id:
+    """Puts an object under its key, which was checked before the body came (`check_key`). Raises
+    what `check` raises, PreconditionFailed (it passed for an absent object, and a mount is making a
+    file of that name), TooLarge, NoSuchBucket, NotAnObject, TooOld, and `stage_records.Dropped` (a
+    node that started took the body for a dead process's)."""
+    if new.body.ino >> NAMESPACE_SHIFT != bucket.id:
         raise NoSuchBucket("the bucket is another one than when the put began")
-    if t.get(keys.namespace(bucket.id)) is None:
+    if t.get(keys.NAMESPACE + keys.pack_u16(bucket.id)) is None:
         raise NoSuchBucket("the bucket was deleted since the put began")
     place = place_of(key)
+    name, parent = place.name, bucket.root
     if versioning:
         _check_order(t, bucket, place, new.body)
-    parent = _make_directories(t, bucket, place.directories, moment, changed)
-    name = place.name
+    if place.directories:
+        parent = _make_directories(t, bucket, place.directories, moment, changed)
     if check is not anything:
         there = lookup.find_file(t, parent, name, key, moment.boot)
         check(there)
         if there is None and lookup.is_being_made(t, parent, name):
             raise PreconditionFailed("a file of this name is being made through a mount")
-    removed, version = _make_way(t, parent, name, versioning, moment, changed)
-    inode = _add_file(t, bucket, parent, name, new, moment)
-    if version is not None:
-        t.put(keys.xattr(new.body.ino, object_attributes.VERSION), version)
+    removed, version = None, None
+    if versioning or t.get(keys.ENTRY + keys.pack_u64(parent) + name) is not None:
+        removed, version = _make_way(t, parent, name, versioning, moment, changed)
+    inode = _add_file(t, bucket, parent, name, new, moment, version)
     tell(t, changed, parent, name, removed)
     changed.publish(new.body.ino, new.body.size)
     outside = versions.NULL if version is None else versions.outside(version)
@@ -170,9 +172,10 @@ def delete(
     """Deletes the current version. With a condition, nothing is done if there is neither an object
     nor a delete marker; `check` is shown either. Raises what `check` raises, Invalid; NotAnObject
     if a delete marker would be made over something else."""
-    parent, place = lookup.place_in(t, bucket, key)
-    name = place.name
-    found = parent is not None and lookup.has_file(t, parent, name, moment.boot)
+    check_key(key)
+    place = place_of(key)
+    name, parent = place.name, lookup.descend(t, bucket.root, place.directories)
+    found = None if parent is None else lookup.object_at(t, parent, name, moment.boot)
     if check is not anything:
         there = None
         if parent is not None:
@@ -181,20 +184,22 @@ def delete(
         if there is None:
             return Deleted(False, False, "")
     if not versioning:
-        if parent is None or not found:
+        if parent is None or found is None:
             return Deleted(False, False, "")
-        versioning = _begun(t, parent, name)
-    if parent is not None and not versioning:
-        _drop_current(t, parent, name, moment, changed)
-        prune(t, bucket, parent, moment, changed)
-        return Deleted(True, False, "")
+        packed = keys.pack_u64(found[0])
+        if t.get(keys.XATTR + packed + object_attributes.VERSION) is None:
+            _drop_current(t, parent, name, found, moment, changed)
+            if parent != bucket.root:
+                prune(t, parent, moment, changed)
+            return Deleted(True, False, "")
+        versioning = SUSPENDED  # versions were kept meanwhile
     parent = _make_directories(t, bucket, place.directories, moment, changed)
     removed, version = _make_way(t, parent, name, versioning, moment, changed)
     if version is None:
         version = versions.make(_next_time(t, parent, name, None, moment.now), null=True)
     _put_marker(t, bucket, parent, versions.entry_name(name, version), moment)
     tell(t, changed, parent, name, removed)
-    return Deleted(found, True, versions.outside(version))
+    return Deleted(found is not None, True, versions.outside(version))
 
 
 def delete_version(
@@ -228,7 +233,7 @@ def delete_version(
     if found.latest:
         _promote(t, parent, place.name, moment, changed)
     touch(t, parent, read_inode(t, parent), moment.now)
-    prune(t, bucket, parent, moment, changed)
+    prune(t, parent, moment, changed)
     return Deleted(True, found.delete_marker, version)
 
 
@@ -259,23 +264,14 @@ def restate(
     t.put(keys.xattr(found.ino, etags.ETAG), packed)
     if found.inode.parent:
         tell(t, changed, found.inode.parent, found.inode.name)
-    return found._replace(metadata=dict(metadata))
+    return msgspec.structs.replace(found, metadata=dict(metadata))
 
 
-def prune(t: Transaction, bucket: Bucket, directory: int, moment: Moment, changed: Changed) -> None:
+def prune(t: Transaction, directory: int, moment: Moment, changed: Changed) -> None:
     """Removes the directory if it was made for keys and is empty, and likewise those above it.
     Raises `delegations.Delegated`."""
-    while directory != bucket.root and is_empty(t, directory):
-        inode = read_inode(t, directory)
-        if not inode.flags & Flag.IMPLIED:
-            return
-        delegations.check_none(t, bucket.id)
-        parent, name = inode.parent, inode.name
-        t.delete(keys.directory_entry(parent, name))
-        removed = lose_link(t, directory, inode, (parent, name), moment.now, _keep)
-        touch(t, parent, read_inode(t, parent), moment.now, -1)
-        tell(t, changed, parent, name + b"/", removed)
-        directory = parent
+    for each in entries.prune(t, directory, moment.now, _keep):
+        tell(t, changed, each.parent, each.name + b"/", each.removed)
 
 
 def tell(
@@ -319,15 +315,33 @@ def add_note(t: Transaction, bucket: Bucket, parent: int, name: bytes, moment: M
 
 
 def _add_file(
-    t: Transaction, bucket: Bucket, parent: int, name: bytes, new: New, moment: Moment
+    t: Transaction,
+    bucket: Bucket,
+    parent: int,
+    name: bytes,
+    new: New,
+    moment: Moment,
+    version: bytes | None = None,
 ) -> Inode:
     """Publishes a body under a name that is free; returns the record."""
-    ino = new.body.ino
-    inode = _publish(t, bucket, new.body, parent, name, moment)
-    t.put(keys.file_entry(parent, name), keys.pack_u64(ino))
-    touch(t, parent, read_inode(t, parent), moment.now)
-    t.put(keys.xattr(ino, etags.ETAG), etags.packed(new.etag, inode))
-    object_attributes.write(t, ino, new.metadata)
+    ino, packed = new.body.ino, keys.pack_u64(new.body.ino)
+    top = read_inode(t, bucket.root)
+    inode = _publish(t, bucket, top, new.body, parent, name, moment)
+    xattrs = keys.XATTR + packed
+    records = [
+        (keys.ENTRY + keys.pack_u64(parent) + name, packed),
+        (keys.UNSEALED + packed, t.node),
+        (keys.INODE + packed, pack(inode)),
+        (xattrs + etags.ETAG, etags.packed(new.etag, inode)),
+    ]
+    for attribute, value in object_attributes.packed(new.metadata).items():
+        records.append((xattrs + attribute, value))
+    if version is not None:
+        records.append((xattrs + object_attributes.VERSION, version))
+    t.put_all(records)
+    if t.node:
+        placements.hold(t, ino, inode.version)
+    stamp(t, parent, top if parent == bucket.root else read_inode(t, parent), moment.now)
     return inode
 
 
@@ -387,12 +401,6 @@ def _make_way(
     return removed, versions.make(time_ns, null=False) if versioning == ENABLED else None
 
 
-def _begun(t: Transaction, parent: int, name: bytes) -> str:
-    """Returns whether versions were kept meanwhile, as the existing current one tells."""
-    packed = t.get(keys.file_entry(parent, name)) or b""
-    return SUSPENDED if t.get(keys.XATTR + packed + object_attributes.VERSION) is not None else ""
-
-
 def _unlink(t: Transaction, parent: int, name: bytes, packed: bytes, moment: Moment) -> Removed:
     ino = keys.unpack_u64(packed)
     t.delete(keys.file_entry(parent, name))
@@ -400,11 +408,16 @@ def _unlink(t: Transaction, parent: int, name: bytes, packed: bytes, moment: Mom
 
 
 def _drop_current(
-    t: Transaction, parent: int, name: bytes, moment: Moment, changed: Changed
+    t: Transaction,
+    parent: int,
+    name: bytes,
+    found: tuple[int, Inode],
+    moment: Moment,
+    changed: Changed,
 ) -> None:
-    packed = t.get(keys.file_entry(parent, name)) or b""
-    removed = _unlink(t, parent, name, packed, moment)
-    touch(t, parent, read_inode(t, parent), moment.now)
+    t.delete(keys.ENTRY + keys.pack_u64(parent) + name)
+    removed = lose_link(t, *found, (parent, name), moment.now, _keep)
+    stamp(t, parent, read_inode(t, parent), moment.now)
     tell(t, changed, parent, name, removed)
 
 
@@ -449,19 +462,26 @@ def _put_marker(t: Transaction, bucket: Bucket, parent: int, name: bytes, moment
 
 
 def _publish(
-    t: Transaction, bucket: Bucket, body: WrittenData, parent: int, name: bytes, moment: Moment
+    t: Transaction,
+    bucket: Bucket,
+    top: Inode,
+    body: WrittenData,
+    parent: int,
+    name: bytes,
+    moment: Moment,
 ) -> Inode:
-    """Returns the record of a new file, under its name."""
+    """Returns the record of a new file, for the caller to write under its name; `top` is the
+    bucket's directory. Users who may enter that may read or write the file, by its mode."""
     ino = body.ino
-    if t.delete(keys.reserved(ino)):
-        top = read_inode(t, bucket.root)
-        inode = _blank(_file_mode(top), top, parent, name, moment.now)
+    mode = stat.S_IFREG | (top.mode & 0o666)
+    if t.delete(keys.RESERVED + keys.pack_u64(ino)):
+        inode = _blank(mode, top, parent, name, moment.now)
         inode.blocks = body.blocks
         add_usage(t, bucket.id, BLOCK * body.blocks, 1)
     elif t.delete(keys.orphan(ino)):
-        top, inode = read_inode(t, bucket.root), read_inode(t, ino)
+        inode = read_inode(t, ino)
         inode.parent, inode.name, inode.nlink = parent, name, 1
-        inode.mode, inode.uid, inode.gid = _file_mode(top), top.uid, top.gid
+        inode.mode, inode.uid, inode.gid = mode, top.uid, top.gid
         set_blocks(t, ino, inode, body.blocks)
         t.delete(keys.unpublished(ino))
     else:
@@ -469,16 +489,7 @@ def _publish(
     inode.size, inode.mtime_ns = body.size, body.mtime_ns
     inode.ctime_ns = max(inode.ctime_ns, body.ctime_ns)
     inode.flags, inode.boot = Flag.PUBLISHED, 0 if body.synced else moment.boot
-    t.put(keys.unsealed(ino), t.node)
-    placements.hold(t, ino, inode.version)
-    write_inode(t, ino, inode)
     return inode
-
-
-def _file_mode(top: Inode) -> int:
-    """Returns the mode of the bucket's objects: users who may enter the bucket may read or write
-    them, by its directory's mode."""
-    return stat.S_IFREG | (top.mode & 0o666)
 
 
 def _blank(mode: int, top: Inode, parent: int, name: bytes, now: int) -> Inode:

@@ -84,19 +84,17 @@ def name_of(attribute: bytes) -> str | None:
 
 def write(t: Transaction, ino: int, metadata: Metadata) -> None:
     """Writes the metadata of an object that has none yet. Raises TooLarge."""
-    packed = _packed_all(metadata)
-    _require_room(_size(packed))
-    for name, value in packed.items():
-        t.put(keys.xattr(ino, name), value)
+    start = keys.xattrs(ino)
+    t.put_all([(start + name, value) for name, value in packed(metadata).items()])
 
 
 def add(t: Transaction, ino: int, metadata: Metadata) -> None:
     """Adds or replaces metadata. Raises TooLarge."""
-    packed, before = _packed_all(metadata), read_raw(t, ino)
-    after = _size({**before, **packed})
+    added, before = packed(metadata), read_raw(t, ino)
+    after = _size({**before, **added})
     if after > _size(before):
         _require_room(after)
-    for name, value in packed.items():
+    for name, value in added.items():
         t.put(keys.xattr(ino, name), value)
 
 
@@ -111,6 +109,7 @@ def remove_all(t: Transaction, ino: int) -> None:
         t.delete(keys.xattr(ino, name))
 
 
+@functools.lru_cache(_REMEMBERED)
 def attribute(name: str) -> bytes:
     """Returns the name of the attribute. Raises TooLarge."""
     raw = name.encode(errors="surrogateescape")
@@ -129,8 +128,17 @@ def of_other_content(metadata: Metadata) -> dict[str, str]:
     }
 
 
-def _packed_all(metadata: Metadata) -> dict[bytes, bytes]:
-    return {attribute(name): _packed(name, value) for name, value in metadata.items()}
+def packed(metadata: Metadata) -> dict[bytes, bytes]:
+    """Returns attributes as they are kept, by their names. Raises TooLarge: one of them, or all
+    together."""
+    found = {}
+    for name, text in metadata.items():
+        found[attribute(name)] = value = text.encode(errors="surrogateescape")
+        if len(value) > MAX_XATTR_VALUE:
+            raise TooLarge(f"{name}: a value has at most {MAX_XATTR_VALUE} bytes, not {len(value)}")
+    if sum(map(len, found)) + sum(map(len, found.values())) + len(found) > MAX_XATTRS:
+        _require_room(_size(found))
+    return found
 
 
 def _size(those: Mapping[bytes, bytes]) -> int:
@@ -145,10 +153,3 @@ def _size(those: Mapping[bytes, bytes]) -> int:
 def _require_room(size: int) -> None:
     if size > MAX_XATTRS:
         raise TooLarge(f"all metadata of an object have at most {MAX_XATTRS} bytes, not {size}")
-
-
-def _packed(name: str, value: str) -> bytes:
-    packed = value.encode(errors="surrogateescape")
-    if len(packed) > MAX_XATTR_VALUE:
-        raise TooLarge(f"{name}: a value has at most {MAX_XATTR_VALUE} bytes, not {len(packed)}")
-    return packed

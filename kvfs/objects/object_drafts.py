@@ -1,5 +1,7 @@
 """Objects and parts in the making: data files that nobody sees yet."""
 
+import msgspec
+
 from kvfs.datastore.kernel.writeback import start_writing
 from kvfs.objects import lookup
 from kvfs.objects.lookup import Bucket
@@ -8,26 +10,19 @@ from kvfs.objects.multipart.upload_transactions import Upload
 from kvfs.objects.object_keys import check_key
 from kvfs.session.session import Session
 from kvfs.vfs.stage import SMALL_BYTES, Draft, Drafts
+from kvfs.vfs.stage_records import NewFile
 
 
-class ObjectDraft:
+class ObjectDraft(msgspec.Struct, eq=False):
     """An object or part in the making: write to `fd`, then `commit` or `discard`."""
 
-    __slots__ = ("body", "bucket", "key", "part", "upload")
-
-    def __init__(
-        self,
-        body: Draft | Slot,
-        bucket: Bucket,
-        key: bytes,
-        upload: Upload | None = None,
-        part: int = 0,
-    ) -> None:
-        self.body = body
-        self.bucket = bucket
-        self.key = key
-        self.upload = upload
-        self.part = part
+    body: Draft | Slot
+    bucket: Bucket
+    key: bytes
+    waits: bool
+    """Whether committing it waits for the disk, or for another host."""
+    upload: Upload | None = None
+    part: int = 0
 
     @property
     def fd(self) -> int:
@@ -38,11 +33,6 @@ class ObjectDraft:
     def offset(self) -> int:
         """The offset of its bytes in the data file."""
         return self.body.place.offset if isinstance(self.body, Slot) else 0
-
-    @property
-    def durable(self) -> bool:
-        """Whether committing it waits for the disk."""
-        return self.bucket.durable
 
     @property
     def fast_etag(self) -> bool:
@@ -63,16 +53,17 @@ class ObjectDrafts:
         (no possible key), NoSpace, ReadOnly, Unavailable, OSError."""
         check_key(key)
         found = self._session.read(lambda t: lookup.find_bucket(t, bucket))
-        return ObjectDraft(self._stage.begin_one(found.new_file(size_hint)), found, key)
+        waits = found.durable or self._session.replica is not None
+        return ObjectDraft(self._stage.begin_one(found.new_file(size_hint)), found, key, waits)
 
     def begin_now(self, bucket: Bucket, key: bytes, size_hint: int) -> ObjectDraft | None:
         """Like `begin`, for an event loop: it waits neither for the disk nor for the node. None if
         only `begin` can: a large body, or space that must be asked for first."""
         check_key(key)
-        if size_hint > SMALL_BYTES or self._session.mirrored is not None:
+        if size_hint > SMALL_BYTES or self._session.replica is not None:
             return None  # in a cluster numbers are reserved elsewhere
-        body = self._stage.begin_small_now(bucket.new_file(size_hint))
-        return None if body is None else ObjectDraft(body, bucket, key)
+        body = self._stage.begin_small_now(NewFile(bucket.root, size_hint, bucket.durable))
+        return None if body is None else ObjectDraft(body, bucket, key, bucket.durable)
 
     def grow(self, draft: ObjectDraft, size: int) -> None:
         """Reserves space before more is written than was hinted; seldom does anything. Raises

@@ -81,6 +81,11 @@ class NotHere(Unavailable):
         self.facts = facts
 
 
+class BeingWritten(Exception):
+    """The object's data file is open for writing, and a write may be under way: ask for it where
+    that may be waited for."""
+
+
 class _OfPart(Exception):
     """An error of the part with this number; 0: of none in particular. `etag` as the caller gave
     it."""

@@ -1,11 +1,11 @@
 """The facts about an object."""
 
-from typing import NamedTuple
+import msgspec
 
 from kvfs.meta.records import Inode
 
 
-class Facts(NamedTuple):
+class Facts(msgspec.Struct, frozen=True):
     """One version of an object, as one transaction saw it."""
 
     key: bytes

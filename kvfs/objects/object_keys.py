@@ -12,7 +12,9 @@ a NUL in their names:
 | NUL `completed`, there too | the results of recently completed uploads |
 """
 
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from kvfs.base.errors import Invalid
 from kvfs.tree.name_escaping import NUL, SPLIT, is_continuation
@@ -22,7 +24,7 @@ UPLOADS: Final = b"\0uploads"
 COMPLETED: Final = b"\0completed"
 
 
-class KeyPlace(NamedTuple):
+class KeyPlace(msgspec.Struct, frozen=True):
     """The place of a key in its bucket."""
 
     directories: tuple[bytes, ...]

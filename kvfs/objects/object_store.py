@@ -9,8 +9,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
+
+from kvfs.base.clock import file_time_ns
 from kvfs.base.errors import Conflict, KvfsError
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
@@ -33,7 +36,8 @@ from kvfs.session import byte_transfer, session
 from kvfs.session.byte_transfer import Step, go_on
 from kvfs.tree import lifecycle
 from kvfs.vfs.miss_counters import Misses
-from kvfs.vfs.node_client import Link
+from kvfs.vfs.names.name_search import LOOKS, NameSearch
+from kvfs.vfs.node_client import NodeClient
 from kvfs.vfs.post_commit import Changed, Finisher
 from kvfs.vfs.space_reservation import SpaceReservation
 from kvfs.vfs.stage import Draft, Drafts
@@ -47,7 +51,7 @@ _OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "pa
 """Attributes of an object alone, and not of its copies; long ones continue in `parts.1` ..."""
 
 
-class Doomed(NamedTuple):
+class Doomed(msgspec.Struct, frozen=True):
     """An object or a version that is to be deleted."""
 
     key: bytes
@@ -64,21 +68,21 @@ class ObjectStore:
     def __init__(self, root: Path) -> None:
         self._session = session.acquire(root)
         opened = self._session
-        self._link = Link(opened.store.socket)
-        self._finisher = Finisher(opened, self._link)
-        self._touches = Touches(opened, self._link)
-        room = SpaceReservation(opened.files.root, self._link, self._finisher.flush)
+        self._node = NodeClient(opened.store.socket)
+        self._finisher = Finisher(opened, self._node)
+        self._touches = Touches(opened, self._node)
+        room = SpaceReservation(opened.files.root, self._node, self._finisher.flush)
         self._stage = Drafts(opened, room, self._finisher)
         self._publisher = Publisher(opened, self._finisher, self._stage)
         self.cache = StoreCache(opened, keeps=_is_kept)
         """Cached reads of the store; a front door keeps its own reads there too."""
-        opener = ObjectOpener(opened, self._touches, self._link, self.cache)
-        self.seals = Seals(opened, self._link)
+        opener = ObjectOpener(opened, self._touches, self._node, self.cache)
+        self.seals = Seals(opened, self._node)
         slots = Slots(opened, self._stage)
         drafts = ObjectDrafts(opened, self._stage, slots)
         self.buckets = Buckets(opened, self._publisher)
         self.uploads = Uploads(
-            opened, self._stage, slots, drafts, opener, self._publisher, self._link
+            opened, self._stage, slots, drafts, opener, self._publisher, self._node
         )
         self.begin = drafts.begin
         self.begin_now = drafts.begin_now
@@ -89,7 +93,7 @@ class ObjectStore:
         self.put_off = self._finisher.put_off
         self.tell = self._finisher.tell
         self.tell_in_loop = self._finisher.tell_in_loop
-        self.expire = self._link.expire
+        self.expire = self._node.expire
         self.find = opener.find
         self.open = opener.open
         self.open_here = opener.open_here
@@ -98,6 +102,7 @@ class ObjectStore:
         self.wanted = opener.wanted
         self.current = opener.current
         self.misses = Misses(opened.gone)
+        self.names = NameSearch(opened, self._node)
         opened.files.keep_spares()
 
     def close(self) -> None:
@@ -105,7 +110,7 @@ class ObjectStore:
         self._stage.give_back()
         self._touches.flush()
         self._finisher.close()
-        self._link.close()
+        self._node.close()
         session.release(self._session)
 
     @property
@@ -116,7 +121,7 @@ class ObjectStore:
     @property
     def is_shared(self) -> bool:
         """Whether it belongs to a node of a cluster: commits wait for another host."""
-        return self._session.mirrored is not None
+        return self._session.replica is not None
 
     # ---- reading
 
@@ -128,6 +133,17 @@ class ObjectStore:
             lambda t: lookup.find_many(t, lookup.find_bucket(t, bucket), wanted, boot)
         )
 
+    def search(self, bucket: bytes, wanted: Sequence[bytes]) -> None:
+        """Has those of these keys taken over that other nodes have and this one not, in a bucket
+        whose names are each node's own. Blocking. Raises NoSuchBucket, Invalid."""
+        boot = self._session.boot
+        for _ in range(LOOKS):
+            missing = self._session.read(
+                lambda t: lookup.missing_entries(t, lookup.find_bucket(t, bucket), wanted, boot)
+            )
+            if not missing or not self.names.find(dict.fromkeys(missing)):
+                return
+
     def list_objects(
         self,
         bucket: bytes,
@@ -138,7 +154,7 @@ class ObjectStore:
         max_keys: int = 1000,
     ) -> ListingPage:
         """See `listing.list_objects`. Raises NoSuchBucket."""
-        return self._session.read(
+        return self.names.listed(
             lambda t: listing.list_objects(
                 t,
                 lookup.find_bucket(t, bucket),
@@ -147,7 +163,11 @@ class ObjectStore:
                 start_after=start_after,
                 max_keys=max_keys,
                 boot=self._session.boot,
-            )
+            ),
+            of=lambda t: lookup.find_bucket(t, bucket).id,
+            detail="records",
+            limit=max_keys + 1,
+            is_deep=True,
         )
 
     def list_versions(
@@ -160,8 +180,9 @@ class ObjectStore:
         start_version: str = "",
         max_keys: int = 1000,
     ) -> VersionPage:
-        """See `listing.list_versions`. Raises NoSuchBucket."""
-        return self._session.read(
+        """See `listing.list_versions`. Where names are each node's own, the versions that are not
+        current are those of this node. Raises NoSuchBucket."""
+        return self.names.listed(
             lambda t: listing.list_versions(
                 t,
                 lookup.find_bucket(t, bucket),
@@ -171,7 +192,11 @@ class ObjectStore:
                 start_version=start_version,
                 max_keys=max_keys,
                 boot=self._session.boot,
-            )
+            ),
+            of=lambda t: lookup.find_bucket(t, bucket).id,
+            detail="attributes",
+            limit=max_keys + 1,
+            is_deep=True,
         )
 
     # ---- putting
@@ -199,13 +224,16 @@ class ObjectStore:
         assert isinstance(draft.body, Draft)
         bucket = draft.bucket
 
-        def fn(t: Transaction, body: WrittenData, changed: Changed) -> Facts:
-            new = New(body, etag, metadata)
-            return mutations.put(
-                t, bucket, draft.key, new, versioning, check, self._publisher.moment(), changed
-            )
+        def put(bodies: Sequence[WrittenData], t: Transaction, changed: Changed) -> Facts:
+            new = New(bodies[0], etag, metadata)
+            moment = Moment(file_time_ns(), self._session.boot)
+            return mutations.put(t, bucket, draft.key, new, versioning, check, moment, changed)
 
-        return self._publisher.publish(draft.body, fn, later)
+        if not versioning:  # no order of versions to keep
+            return self._stage.publish([draft.body], put, later)
+        return self._publisher.publish(
+            draft.body, lambda t, body, changed: put([body], t, changed), later
+        )
 
     def copy(
         self,
@@ -331,7 +359,7 @@ class ObjectStore:
 
     def delete_now(
         self,
-        bucket: bytes,
+        bucket: Bucket,
         doomed: Doomed,
         later: list[Changed],
         *,
@@ -339,15 +367,12 @@ class ObjectStore:
         bypass: bool = False,
     ) -> Deleted | None:
         """Like `delete`, for an event loop: None, and nothing is done, if that waits for the disk,
-        or for another host."""
-        if self.is_shared:
+        or for another host. `bucket` is as the request found it."""
+        if bucket.durable or self._session.replica is not None:
             return None
 
-        def fn(t: Transaction, changed: Changed) -> Deleted | KvfsError | None:
-            found = lookup.find_bucket(t, bucket)
-            if found.durable:
-                return None
-            return self._delete(t, found, doomed, versioning, bypass, changed)
+        def fn(t: Transaction, changed: Changed) -> Deleted | KvfsError:
+            return self._delete(t, bucket, doomed, versioning, bypass, changed)
 
         result = self._publisher.change(fn, later)
         if isinstance(result, KvfsError):
@@ -365,7 +390,8 @@ class ObjectStore:
         bypass: bool,
         changed: Changed,
     ) -> Deleted | KvfsError:
-        moment, key = self._publisher.moment(), doomed.key
+        moment = Moment(file_time_ns(), self._session.boot)
+        key = doomed.key
         try:
             if doomed.version:
                 return mutations.delete_version(
@@ -391,7 +417,9 @@ class ObjectStore:
             if found.ino != facts.ino:
                 raise NoSuchKey("the object was replaced while it was copied onto itself")
             moment = Moment(time.time_ns(), author.boot)
-            restated = mutations.restate(t, found._replace(etag=etag), metadata, moment, changed)
+            restated = mutations.restate(
+                t, msgspec.structs.replace(found, etag=etag), metadata, moment, changed
+            )
             # Before anybody sees the record: who seals would take the file's own time for newer.
             times = (restated.inode.atime_ns, restated.inode.mtime_ns)
             path = self._session.files.path(restated.ino, restated.inode.version)

@@ -2,7 +2,9 @@
 
 An open descriptor is the lease: replacing or deleting the object only unlinks its data file. While
 a file is not sealed, its data file is the truth about size and time (a mount may be writing to it),
-so a sender compares both again at the end: `OpenedObject.is_unchanged`.
+so a sender compares both again at the end: `OpenedObject.is_unchanged`. A write sets them before
+its first byte: so they count from a moment when none is under way (`file_lease.settled`), which is
+waited for if somebody has the file open for writing.
 """
 
 import os
@@ -12,18 +14,27 @@ from typing import Final
 import msgspec
 
 from kvfs.base.errors import OtherVersion, Unavailable, Unreached
+from kvfs.datastore import file_lease
+from kvfs.datastore.kernel.safe_open import Unreadable
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, unpack_inode
 from kvfs.objects import lookup, object_attributes
-from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NotHere, Unheld, WrittenElsewhere
+from kvfs.objects.object_errors import (
+    BeingWritten,
+    MarkedDeleted,
+    NoSuchKey,
+    NotHere,
+    Unheld,
+    WrittenElsewhere,
+)
 from kvfs.objects.object_info import Facts
 from kvfs.objects.store_cache import NOW, StoreCache, Wanted
 from kvfs.session.session import Session
 from kvfs.transfer.transfer import SMALL_BYTES
 from kvfs.tree import etags
-from kvfs.vfs.node_client import Link
-from kvfs.vfs.open import FileOpener
+from kvfs.vfs.node_client import NodeClient
+from kvfs.vfs.open import BlockingOpener
 from kvfs.vfs.touches import Touches
 
 _ATTEMPTS: Final = 3
@@ -55,10 +66,12 @@ class OpenedObject(msgspec.Struct):
 class ObjectOpener:
     """The opener of one store; any thread."""
 
-    def __init__(self, session: Session, touches: Touches, link: Link, cache: StoreCache) -> None:
+    def __init__(
+        self, session: Session, touches: Touches, node: NodeClient, cache: StoreCache
+    ) -> None:
         self._session = session
         self._touches = touches
-        self._opener = FileOpener(session, link)
+        self._opener = BlockingOpener(session, node)
         self._cache = cache
 
     def find(self, bucket: bytes, key: bytes, version: str, generation: int = NOW) -> Facts:
@@ -128,17 +141,23 @@ class ObjectOpener:
         return OpenedObject(fd, facts, coming)
 
     def open_here(
-        self, bucket: bytes, key: bytes, version: str, generation: int = NOW
+        self,
+        bucket: bytes,
+        key: bytes,
+        version: str,
+        generation: int = NOW,
+        *,
+        waits: bool = True,
     ) -> OpenedObject:
-        """Returns a new descriptor of one version. Raises as `find`, MarkedDeleted, NotHere,
-        OSError."""
+        """Returns a new descriptor of one version. `waits`: for a write to it that is under way.
+        Raises as `find`, MarkedDeleted, NotHere, OSError; without `waits` also `BeingWritten`."""
         found = None
         for _ in range(_ATTEMPTS):
             if version:
                 found = self._found(bucket, key, version, generation)
             else:
                 found = self.current(bucket, key, generation)
-            opened = self._open(found)
+            opened = self._open(found, waits)
             facts = found if opened is None else opened.facts
             is_older = facts.data_mtime_ns != facts.inode.mtime_ns  # or its record was copied
             if opened is not None and is_older and self._was_overtaken(opened):
@@ -166,7 +185,7 @@ class ObjectOpener:
             opened = OpenedObject(
                 self._session.files.open(facts.ino, facts.inode.version, os.O_RDONLY), facts
             )
-        except FileNotFoundError:
+        except (FileNotFoundError, Unreadable):
             return None
         if opened.is_unchanged():
             self._touches.add(facts.ino)
@@ -215,13 +234,14 @@ class ObjectOpener:
         found: Facts = self._cache.get(*self.wanted(bucket, key), generation)
         return found
 
-    def _open(self, found: Facts) -> OpenedObject | None:
-        """Returns None when the data file has gone, or differs from the record."""
+    def _open(self, found: Facts, waits: bool) -> OpenedObject | None:
+        """Returns None when the data file has gone, or differs from the record. Raises
+        BeingWritten."""
         if found.delete_marker:
             raise marked_deleted(found)
         try:
             fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
-        except FileNotFoundError:
+        except (FileNotFoundError, Unreadable):
             return None
         data = os.fstat(fd)
         if found.data_mtime_ns == data.st_mtime_ns and found.inode.size == data.st_size:
@@ -231,6 +251,11 @@ class ObjectOpener:
                 return OpenedObject(fd, _with_mtime(found, data))
             os.close(fd)
             return None
+        if file_lease.is_quiet(fd) is False:
+            if not waits:
+                os.close(fd)
+                raise BeingWritten
+            data = file_lease.settled(fd)
         return OpenedObject(fd, _as_data(found, data))
 
 
@@ -258,7 +283,7 @@ def _shown(key: bytes) -> str:
 def _with_mtime(found: Facts, data: os.stat_result) -> Facts:
     if found.data_mtime_ns == data.st_mtime_ns:
         return found
-    return found._replace(data_mtime_ns=data.st_mtime_ns)
+    return msgspec.structs.replace(found, data_mtime_ns=data.st_mtime_ns)
 
 
 def _as_data(found: Facts, data: os.stat_result) -> Facts:
@@ -269,4 +294,6 @@ def _as_data(found: Facts, data: os.stat_result) -> Facts:
     inode = msgspec.structs.replace(inode, size=data.st_size, mtime_ns=data.st_mtime_ns)
     etag = etags.computed(found.ino, inode)
     metadata = object_attributes.of_other_content(found.metadata)
-    return found._replace(inode=inode, etag=etag, metadata=metadata, data_mtime_ns=data.st_mtime_ns)
+    return msgspec.structs.replace(
+        found, inode=inode, etag=etag, metadata=metadata, data_mtime_ns=data.st_mtime_ns
+    )

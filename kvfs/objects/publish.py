@@ -4,6 +4,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+import msgspec
+
+from kvfs.base.clock import file_time_ns
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import namespace_of
 from kvfs.objects import lookup
@@ -70,7 +73,7 @@ class Publisher:
                 os.fsync(fd)
         finally:
             os.close(fd)
-        return written._replace(mtime_ns=mtime_ns)
+        return msgspec.structs.replace(written, mtime_ns=mtime_ns)
 
     def sync_if_durable(self, ino: int) -> None:
         """Puts everything committed so far on disk, if that inode's bucket is durable."""
@@ -79,4 +82,4 @@ class Publisher:
 
     def moment(self) -> Moment:
         """Returns the present time, in this boot."""
-        return Moment(session.now_ns(), self._session.boot)
+        return Moment(file_time_ns(), self._session.boot)

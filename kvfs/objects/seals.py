@@ -24,7 +24,7 @@ from kvfs.objects.object_info import Facts
 from kvfs.session.session import Session
 from kvfs.tree import etags, sealed_etags
 from kvfs.tree.namespace_policies import MD5_ALL
-from kvfs.vfs.node_client import Link
+from kvfs.vfs.node_client import NodeClient
 
 T = TypeVar("T")
 PATIENCE_S: Final = 20.0
@@ -35,9 +35,9 @@ _ATTEMPTS: Final = 8
 class Seals:
     """The seals of one store; any thread."""
 
-    def __init__(self, session: Session, link: Link) -> None:
+    def __init__(self, session: Session, node: NodeClient) -> None:
         self._session = session
-        self._link = link
+        self._node = node
 
     def is_awaited(self, bucket: bytes, facts: Facts) -> bool:
         """Returns whether the ETag of a version is not final, and may be waited for."""
@@ -58,7 +58,7 @@ class Seals:
             waiting = {ino: tag for ino, tag in awaited(found).items() if ino not in in_use}
             if not waiting:
                 break
-            if self._link.seal(list(waiting), until):
+            if self._node.seal(list(waiting), until):
                 in_use.update(waiting)
             elif self._keep(waiting):
                 break

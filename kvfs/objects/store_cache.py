@@ -81,6 +81,9 @@ class _Noting:
     def put(self, _key: bytes, _value: bytes, /) -> object:
         raise AssertionError("what is remembered is only read")
 
+    def put_all(self, _pairs: Sequence[tuple[bytes, bytes]], /) -> None:
+        raise AssertionError("what is remembered is only read")
+
     def delete(self, _key: bytes, /) -> bool:
         raise AssertionError("what is remembered is only read")
 

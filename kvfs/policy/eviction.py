@@ -63,3 +63,9 @@ def choose(candidates: Iterable[tuple[int, int]], need: int) -> Iterator[int]:
         need -= size
         if need <= 0:
             return
+
+
+def may_wait_for_cold_tier(used: int, capacity: int) -> bool:
+    """Returns whether half of the headroom is free: until then files wait until the cold tier has
+    them. With less, the writers come first, and files of a cache go without."""
+    return used <= capacity - headroom(capacity) // 2

@@ -13,6 +13,8 @@ class TierRoom(NamedTuple):
     place: Place
     used: int
     capacity: int
+    refusal: str | None = None
+    """The reason why its disk takes no files, or gives none."""
 
     @property
     def free(self) -> int:
@@ -22,7 +24,7 @@ class TierRoom(NamedTuple):
     def takes_files(self) -> bool:
         """Whether new files may still be made in it: half of its headroom is left to those that are
         being written."""
-        return self.free > eviction.headroom(self.capacity) // 2
+        return self.refusal is None and self.free > eviction.headroom(self.capacity) // 2
 
     @property
     def excess(self) -> int:

@@ -30,6 +30,9 @@ def each(
     The first error of a job, or of `step`, or an interrupt, is raised when no thread is at work any
     more, and none will be: then the others are not done, or not all.
     """
+    if len(items) <= 1 or sum(sizes) < alone_below:
+        _alone(items, job, sizes, step)
+        return
     rest = iter(range(len(items)))
     errors: list[BaseException] = []
     helpers = _Helpers()
@@ -49,9 +52,8 @@ def each(
             helpers.leave()
 
     try:
-        if sum(sizes) >= alone_below:
-            for _ in range(min(WORKERS, len(items) - 1)):
-                session.pool.submit(help_out)
+        for _ in range(min(WORKERS, len(items) - 1)):
+            session.pool.submit(help_out)
         for at in rest:
             if errors:
                 break
@@ -63,6 +65,14 @@ def each(
     _settle(helpers, errors)
     if errors:
         raise errors[0]
+
+
+def _alone(items: Sequence[T], job: Callable[[T], None], sizes: Sequence[int], step: Step) -> None:
+    done = 0
+    for item, size in zip(items, sizes, strict=True):
+        job(item)
+        done += size
+        step(done)
 
 
 class _Helpers:

@@ -29,10 +29,17 @@ def parse(path: Path) -> tuple[bytes, ...]:
 
     Raises Invalid for a NUL byte.
     """
-    raw = encode(path)
-    if b"\0" in raw:
-        raise Invalid(f"{shown(raw)}: a path holds no NUL byte")
-    return tuple(part for part in raw.split(b"/") if part and part != b".")
+    return parse_all((path,))[0]
+
+
+def parse_all(given: Sequence[Path]) -> list[tuple[bytes, ...]]:
+    """Like `parse`, for many: half its price. Raises Invalid, also what `several` raises."""
+    found = []
+    for raw in encode_all(given):
+        if b"\0" in raw:
+            raise Invalid(f"{shown(raw)}: a path holds no NUL byte")
+        found.append(tuple([part for part in raw.split(b"/") if part and part != b"."]))
+    return found
 
 
 def parse_name(path: Path) -> tuple[tuple[bytes, ...], bytes]:

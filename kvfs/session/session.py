@@ -16,13 +16,13 @@ On the store of a node of a cluster the engine is a metadata replica: writes go 
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from kvfs.base.clock import file_time_ns
 from kvfs.base.errors import KvfsError, ReadOnly, Unavailable
 from kvfs.datastore import layout, places
 from kvfs.datastore.index import NAME as INDEX_NAME
@@ -38,8 +38,6 @@ from kvfs.tree import namespaces
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_CLOCK: Final = 5
-"""CLOCK_REALTIME_COARSE."""
 WORKERS: Final = 8
 """Threads that move data at once, for all clients of a store in this process."""
 
@@ -53,11 +51,6 @@ class Author(NamedTuple):
     """Nanoseconds since the epoch."""
     boot: int
     """The running boot, as the store's disks see it."""
-
-
-def now_ns() -> int:
-    """Returns the time by the coarse clock, as the kernel stamps data files."""
-    return time.clock_gettime_ns(_CLOCK)
 
 
 class Session:
@@ -82,24 +75,33 @@ class Session:
         self._exchanging = False
         """Whether nobody may enter, and those who leave say so."""
         self._pool: ThreadPoolExecutor | None = None
-        self._mirrored: ReplicaTransactions | None = None
+        self._replica: ReplicaTransactions | None = None
         self.checks_itself = True
         """Whether `read` checks how new a replica is; else its callers do."""
 
     def author(self) -> Author:
         """Returns the author of inodes made now."""
-        return Author(os.geteuid(), os.getegid(), now_ns(), self.boot)
+        return Author(os.geteuid(), os.getegid(), file_time_ns(), self.boot)
 
     def read(self, fn: Callable[[Transaction], T]) -> T:
         """Runs `fn` on a read-only view. Raises what `fn` raises, Busy, Unavailable, Corrupt;
         beside a node of a cluster also Unreached (see `ReplicaTransactions.read`)."""
-        engine = self._enter(write=False)
+        with self._lock:  # as `_enter`, which for each request would be a call more
+            engine = self._engine
+            if engine is None or self._exchanging:
+                engine = self._entered(write=False)
+            self._inside += 1
         try:
-            if self._mirrored is None or not self.checks_itself:
+            if self._replica is None:
                 return engine.read_now(fn)
-            return self._mirrored.read(engine, fn)
+            if not self.checks_itself:
+                return self._replica.read_known(engine, fn)
+            return self._replica.read(engine, fn)
         finally:
-            self._leave()
+            with self._lock:
+                self._inside -= 1
+                if self._exchanging:
+                    self._gate.notify_all()
 
     def read_as_it_is(self, fn: Callable[[Transaction], T]) -> T:
         """Like `read`, of this host's content, however old it is beside a node of a cluster."""
@@ -114,20 +116,20 @@ class Session:
         that may be older beside a node of a cluster. Raises as `read`, but for Unreached."""
         engine = self._enter(write=False)
         try:
-            if self._mirrored is None:
+            if self._replica is None:
                 return engine.read_now(fn)
-            return self._mirrored.foresee(engine, fn)
+            return self._replica.foresee(engine, fn)
         finally:
             self._leave()
 
     @property
-    def mirrored(self) -> ReplicaTransactions | None:
+    def replica(self) -> ReplicaTransactions | None:
         """The metadata replica of a node of a cluster; None: beside a lone node. Raises Busy,
         Unavailable, Corrupt."""
         if self._engine is None:
             self._enter(write=False)
             self._leave()
-        return self._mirrored
+        return self._replica
 
     def generation(self) -> int:
         """See `EmbeddedEngine.generation`. Taken before a read, it is never newer than what was
@@ -142,13 +144,20 @@ class Session:
         """Runs `fn` and commits: it survives SIGKILL when this returns. Raises what `read` raises,
         and ReadOnly, NoSpace; beside a node of a cluster what `ReplicaTransactions.write`
         raises."""
-        engine = self._enter(write=True)
+        with self._lock:
+            engine = self._engine
+            if engine is None or not self._writable or self._exchanging:
+                engine = self._entered(write=True)
+            self._inside += 1
         try:
-            if self._mirrored is not None:
-                return self._mirrored.write(engine, fn)
+            if self._replica is not None:
+                return self._replica.write(engine, fn)
             return engine.transact_now(fn)
         finally:
-            self._leave()
+            with self._lock:
+                self._inside -= 1
+                if self._exchanging:
+                    self._gate.notify_all()
 
     def read_index(self, fn: Callable[[Index], T]) -> T:
         """Looks into the index of data files. Raises what `read` raises."""
@@ -171,8 +180,8 @@ class Session:
         raises, and Unavailable if the disk refuses."""
         engine = self._enter(write=True)
         try:
-            if self._mirrored is not None:
-                self._mirrored.sync()
+            if self._replica is not None:
+                self._replica.sync()
             engine.sync_now()
         finally:
             self._leave()
@@ -192,13 +201,18 @@ class Session:
 
     def _enter(self, *, write: bool) -> EmbeddedEngine:
         with self._lock:
-            while self._exchanging:
-                self._gate.wait()
-            engine = self._engine
-            if engine is None or (write and not self._writable):
-                engine = self._exchange(write)
+            engine = self._entered(write=write)
             self._inside += 1
             return engine
+
+    def _entered(self, *, write: bool) -> EmbeddedEngine:
+        """Returns the engine once it may be entered. The gate is held."""
+        while self._exchanging:
+            self._gate.wait()
+        engine = self._engine
+        if engine is None or (write and not self._writable):
+            engine = self._exchange(write)
+        return engine
 
     def _leave(self) -> None:
         with self._lock:
@@ -243,8 +257,8 @@ class Session:
         if mark is None:
             return
         engine.node = keys.pack_node(mark.node)
-        if self._mirrored is None:
-            self._mirrored = ReplicaTransactions(self.store)
+        if self._replica is None:
+            self._replica = ReplicaTransactions(self.store)
 
     def _open(self, write: bool) -> tuple[EmbeddedEngine, bool]:
         try:
@@ -287,8 +301,8 @@ class Session:
             pool.shutdown()
         self.files.close()
         self.gone.close()
-        if self._mirrored is not None:
-            self._mirrored.close()
+        if self._replica is not None:
+            self._replica.close()
         if engine is not None:
             engine.close()
 

@@ -7,7 +7,8 @@
 | 3 on disk, described | the same | nothing | the same |
 | 4 recorded | the same | this node's placement | nothing to do |
 
-It can be opened from step 2 on: nobody waits for the disk or the engine.
+It can be opened from step 2 on: nobody waits for the disk or the engine, nor for the index, which
+has its checksums and its space on disk from step 3 on.
 
 Invariants
 - What has the name of a data file was verified against the record, where the record had a checksum.
@@ -29,17 +30,21 @@ from kvfs.datastore import files as data
 from kvfs.datastore.checksum import combine
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index, Sealed
-from kvfs.meta.engine import Engine, Transaction
-from kvfs.meta.records import Flag, Inode
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction, transact_each
+from kvfs.meta.records import Flag, Inode, namespace_of
 from kvfs.transfer.transfer import Transfer
-from kvfs.tree import lifecycle
-from kvfs.tree.copies import placements
+from kvfs.tree import lifecycle, namespaces
+from kvfs.tree.copies import held_names, placements
 from kvfs.tree.inodes import read_inodes
 from kvfs.vfs import seal
 from kvfs.vfs.inode_holders import Holders
 
 log = logging.getLogger(__name__)
-_GATHER_S: Final = 0.01
+_GATHER_S: Final = 0.05
+"""Time for which files that came are gathered: each batch is a sync, a commit at the engine and an
+entry in all nodes' log, beside readers who wait for the next file. One that others replace or
+remove in that time needs none of it."""
 _BATCH: Final = 64
 Name = tuple[int, int]
 
@@ -69,8 +74,9 @@ class Arrivals:
         self._index = index
         self._holders = holders
         self._drop = drop
-        self._unheld: dict[Name, None] = {}
-        self._wake = trio.Event()
+        self._unheld: dict[Name, bytes] = {}
+        """The files that are not recorded yet, and the checksums of their chunks."""
+        self._wake, self._hurry = trio.Event(), trio.Event()
         self.counters = {"brought_files": 0, "brought_bytes": 0}
 
     def __len__(self) -> int:
@@ -82,10 +88,15 @@ class Arrivals:
         holding = Persistence(log.warning, "what came here is not recorded yet")
         while True:
             await self._wake.wait()
-            await trio.sleep(_GATHER_S)
-            self._wake = trio.Event()
+            with trio.move_on_after(_GATHER_S):
+                await self._hurry.wait()
+            self._wake, self._hurry = trio.Event(), trio.Event()
             while self._unheld:
                 await holding.attempt(self._hold_batch)
+
+    def hurry(self) -> None:
+        """Has what came recorded now: a task waits for that."""
+        self._hurry.set()
 
     def name(self, transfer: Transfer, inode: Inode, sums: bytes) -> None:
         """Takes step 2 for a file whose chunks have these checksums. Raises Corrupt if they are not
@@ -95,12 +106,14 @@ class Arrivals:
             raise Corrupt(f"{os.fsdecode(inode.name)}: what came does not match its checksum")
         os.utime(transfer.fd, ns=(inode.atime_ns, inode.mtime_ns))
         transfer.ready()
-        self._index.store([Sealed(ino, version, sums, os.fstat(transfer.fd).st_blocks)])
+        self._index.add(ino, version, os.fstat(transfer.fd).st_blocks)
         self._files.arrived(ino, version)
         if (ino, version) not in self._unheld:
-            self._unheld[ino, version] = None
             self._holders.unrecorded(ino)
+        self._unheld[ino, version] = sums
         self._wake.set()
+        if len(self._unheld) >= _BATCH:
+            self.hurry()
         self.counters["brought_files"] += 1
         self.counters["brought_bytes"] += inode.size
 
@@ -114,11 +127,15 @@ class Arrivals:
             return [each for name, about in pairs if (each := self._settle(name, about))]
 
         settled = await trio.to_thread.run_sync(settle)
-        held = await self._engine.transact(lambda t: _hold(t, settled))
+        # One that others replaced meanwhile is gone, and stays so in the index.
+        settled = [each for each in settled if self._files.has(*each[:2])]
+        sums = self._unheld
+        self._index.store(Sealed(*each[:2], sums[each[:2]], each.blocks) for each in settled)
+        outdated = await transact_each(self._engine, settled, _inode_of, _hold)
         for name in names:
             del self._unheld[name]
             self._holders.recorded(name[0])
-        await self._drop([each[:2] for each in settled if each[:2] not in held])
+        await self._drop(outdated)
 
     def _settle(self, name: Name, description: data.Description | None) -> _Settled | None:
         try:
@@ -146,15 +163,36 @@ def _describe(t: Transaction, ino: int, version: int) -> data.Description | None
     return seal.described(t, ino, version, inode.size, inode.checksum)
 
 
-def _hold(t: Transaction, settled: Sequence[_Settled]) -> set[Name]:
-    """Takes step 4; returns those that are still what their records say."""
-    held: set[Name] = set()
+def _inode_of(settled: _Settled) -> int:
+    return settled.ino
+
+
+def _hold(t: Transaction, settled: Sequence[_Settled]) -> list[Name]:
+    """Takes step 4; returns those that others replaced or removed. One whose record vanished stays
+    where it may be durable, for the record may have been lost; in a cache it was removed before the
+    file had come. Of a file whose record is this node's own, others stay known only where they keep
+    copies of it; it is sealed here."""
+    outdated: list[Name] = []
     inodes = read_inodes(t, [each.ino for each in settled])
     for each, inode in zip(settled, inodes, strict=True):
-        if inode is None or inode.version != each.version or not inode.nlink:
+        if inode is None:
+            if not namespaces.is_durable(t, each.ino):
+                outdated.append((each.ino, each.version))
             continue
-        placements.hold(t, each.ino, each.version)
+        if inode.version != each.version or not inode.nlink:
+            outdated.append((each.ino, each.version))
+            continue
+        if namespaces.is_peer(t, namespace_of(each.ino)):
+            if not inode.flags & Flag.SEALED:
+                placements.hold_alone(t, each.ino, each.version)
+                t.put(keys.unsealed(each.ino), t.node)
+            elif namespaces.get(t, namespace_of(each.ino)).replicas:
+                placements.hold(t, each.ino, each.version)
+                placements.let_go(t, each.ino, keys.pack_node(held_names.COLD))
+            else:
+                placements.hold_alone(t, each.ino, each.version)
+        else:
+            placements.hold(t, each.ino, each.version)
         if not inode.blocks:  # it was in the cold tier alone
             lifecycle.brought(t, each.ino, each.version, each.blocks)
-        held.add((each.ino, each.version))
-    return held
+    return outdated

@@ -8,8 +8,11 @@ Invariants
   had a copy before. Without them a reader waits, for a bounded time, until the writer has closed
   the file: then its record is another. A file that is not closed by then is Busy, in a cache a
   miss.
+- A file whose name is each node's own comes from its holder, or is a miss at once: nobody hears of
+  what became of it there.
 """
 
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
@@ -28,15 +31,16 @@ from kvfs.base.errors import (
 )
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
-from kvfs.meta.records import Inode
+from kvfs.meta.records import Inode, namespace_of
 from kvfs.transfer.peer_fetches import PeerFetches
 from kvfs.transfer.transfer import Transfer
 from kvfs.tree import namespaces
-from kvfs.tree.copies import placements
+from kvfs.tree.copies import held_names, placements
 from kvfs.tree.copies.replica_counts import whole_holders
 from kvfs.tree.inodes import read_inode, read_inodes
 from kvfs.vfs.volume import Volume
 
+log = logging.getLogger(__name__)
 _LOOKS: Final = 20
 _LOOK_S: Final = 0.02
 _WRITTEN_S: Final = 3.0
@@ -67,13 +71,19 @@ class FileOrigins:
         peers: PeerFetches | None = None,
         look_again: LookAgain | None = None,
         cold: Cold | None = None,
+        stale: Callable[[int], None] = lambda _ino: None,
+        cold_names: Cold | None = None,
     ) -> None:
-        """`peers` and `look_again`: for a node of a cluster. `cold`: for one with a cold tier."""
+        """`peers` and `look_again`: for a node of a cluster. `cold`: for one with a cold tier, and
+        `cold_names` does the same for names that are each node's own.
+        `stale` is told of a record that was taken over from a node which has not got its data."""
         self._engine = engine
         self._volume = volume
         self._peers = peers
         self._look_again = look_again
         self._cold = cold
+        self._stale = stale
+        self._cold_names = cold_names
 
     @property
     def has_any(self) -> bool:
@@ -87,6 +97,8 @@ class FileOrigins:
         """Returns the checksums of the chunks when all are in the transfer's file. Raises what
         `Transfer.span` raises."""
         ino, version = transfer.wanted.ino, transfer.wanted.version
+        if self._engine.is_local(namespace_of(ino)):
+            return await self._fill_from_holder(transfer, inode)
         tried: set[int] = set()
         failure: KvfsError | None = None
         deadline = trio.current_time() + _WRITTEN_S
@@ -121,6 +133,29 @@ class FileOrigins:
         if failure is None:
             raise await self._lost(ino, inode, found)
         raise failure if found.durable else _miss(failure) from failure
+
+    async def _fill_from_holder(self, transfer: Transfer, inode: Inode) -> bytes:
+        """Does what `fill` does for a record that was taken over. Raises NotFound, and forgets the
+        record, if its holder does not give the data."""
+        ino = transfer.wanted.ino
+        found = await self._engine.read(lambda t: _found(t, ino, inode.version))
+        nodes = [node for node in found.nodes if node != held_names.COLD]
+        try:
+            if nodes and await self._from_nodes(transfer, nodes):
+                return transfer.sums
+        except Busy as error:
+            raise _miss(error) from error
+        except (NotFound, Conflict, Unavailable, Corrupt) as error:
+            log.debug("%s does not come: %s", os.fsdecode(inode.name), error)
+        try:
+            if self._cold_names is not None:
+                sums = await self._cold_names(ino, inode, transfer.fd)
+                if sums is not None:
+                    return sums
+        except Unavailable as error:
+            log.debug("%s does not come: %s", os.fsdecode(inode.name), error)
+        self._stale(ino)
+        raise await self._lost(ino, inode, found)
 
     async def _is_news(self, nodes: Sequence[int], tried: set[int]) -> bool:
         """Returns whether one of these nodes has come up, or moved, since its lease was last looked

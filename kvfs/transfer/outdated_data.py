@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import trio
 
+from kvfs.base.background import Background
 from kvfs.base.errors import Stale
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index
@@ -36,17 +37,12 @@ class OutdatedData:
         self._volume = volume
         self._open: dict[int, set[int]] = {}
         """Versions of data files whose content was replaced elsewhere while they are open here."""
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Background()
 
     async def run(self) -> None:
         """Drops what is outdated, until cancelled; what becomes known later waits for the next
         start."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                await trio.sleep_forever()
-            finally:
-                self._nursery = None
+        await self._tasks.run()
 
     def applied(self, changes: Iterable[Change]) -> None:
         """Takes what others committed: data of a content that was replaced, or of an orphan that
@@ -73,8 +69,8 @@ class OutdatedData:
                 unlinked.append(ino)
             elif now.mtime_ns != before.mtime_ns and not now.flags & Flag.SEALED:
                 self._stamp(ino, before, now)
-        if self._nursery is not None and (replaced or unlinked):
-            self._nursery.start_soon(self._act, replaced, unlinked)
+        if self._tasks.runs and (replaced or unlinked):
+            self._tasks.begin(self._act, replaced, unlinked)
 
     async def _act(self, replaced: list[Name], unlinked: list[int]) -> None:
         await self.drop(replaced)
@@ -109,8 +105,8 @@ class OutdatedData:
     def closed(self, ino: int) -> None:
         """Drops what was replaced elsewhere while the file's data file, now closed, was open."""
         versions = self._open.pop(ino, None)
-        if versions and self._nursery is not None:
-            self._nursery.start_soon(self.drop, [(ino, version) for version in versions])
+        if versions and self._tasks.runs:
+            self._tasks.begin(self.drop, [(ino, version) for version in versions])
 
     async def _lost_link(self, ino: int) -> None:
         """Lets go of this node's data of an orphan, unless somebody here holds it."""
@@ -141,8 +137,4 @@ class OutdatedData:
 
         if here:
             await trio.to_thread.run_sync(unlink)
-            self._index.remove([name[0] for name in here if self._is_indexed(name)])
-
-    def _is_indexed(self, name: Name) -> bool:
-        entry = self._index.get(name[0])
-        return entry is not None and entry.version == name[1]
+            self._index.remove([name[0] for name in here if self._index.has(*name)])

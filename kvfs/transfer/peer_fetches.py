@@ -104,12 +104,19 @@ class PeerFetches:
         fetch = PeerFetch(self._means, transfer, _in_turn(holders, name[0], self._means.me))
         if hand_on:
             self._handed_on[name] = fetch
+        turns = self._small if transfer.wanted.size <= SMALL_BYTES else self._large
         try:
-            async with self._small if transfer.wanted.size <= SMALL_BYTES else self._large:
+            if turns.value:  # `acquire` would take a turn of the loop, a reader's wait
+                turns.acquire_nowait()
+            else:
+                await turns.acquire()
+            try:
                 fetch.began = time.monotonic()
                 self._fetches[fetch] = None
                 self._begun.set()
                 await fetch.run()
+            finally:
+                turns.release()
         finally:
             self._fetches.pop(fetch, None)
             if self._handed_on.get(name) is fetch:

@@ -187,17 +187,16 @@ class Sources:
             source.standing = Standing.RESERVE
 
     def redirected(self, source: PeerSource, addresses: list[PeerAddress]) -> None:
-        """Notes that the source redirected us. Asked again, it is to serve us."""
+        """Notes that the source redirected us. Asked again, it is to serve us: at once if it names
+        only nodes that are known to have the file. It gave them the file a moment ago, and they are
+        asked anyway."""
         source.insist = True
         for added in self.add(addresses):
             added.is_relay = True
-        if source.standing is Standing.ACTIVE and self._others(source):
+        named = [self._all[each.node] for each in addresses if each.node in self._all]
+        relays = [each for each in named if each.is_relay and each.standing is not Standing.OUT]
+        if source.standing is Standing.ACTIVE and relays:
             source.standing = Standing.RESERVE
-
-    def _others(self, source: PeerSource) -> bool:
-        return any(
-            each is not source and each.standing is not Standing.OUT for each in self._all.values()
-        )
 
     def paces(self) -> dict[int, float]:
         """Returns how long a stream of each takes for a chunk, as far as that is known."""

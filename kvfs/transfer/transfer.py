@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import trio
 
 from kvfs.base import detach
-from kvfs.base.errors import KvfsError
+from kvfs.base.errors import KvfsError, NotFound
 from kvfs.cluster.peer_protocol import CHUNK_BYTES, DIGEST_BYTES, chunks_of
 from kvfs.transfer.chunk_plan import ChunkPlan, ChunkSpan
 from kvfs.transfer.sink import Sink
@@ -147,7 +147,10 @@ class Transfer:
         """Raises the reason of its failure, to each who waits an error of his own."""
         error = self._error
         if isinstance(error, KvfsError):
-            raise type(error)(str(error))
+            own = type(error)(str(error))
+            if isinstance(error, NotFound) and isinstance(own, NotFound):
+                own.at = error.at
+            raise own
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror)
         if error is not None:

@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from kvfs.base import media
+from kvfs.base.background import Background
 from kvfs.base.errors import (
     Conflict,
     Invalid,
@@ -38,6 +39,8 @@ from kvfs.vfs.volume import Volume
 
 _ATTEMPTS: Final = 8
 _PAUSE_S: Final = 0.25
+_LOOK_S: Final = 0.01
+_RECORDED_S: Final = 10.0
 """Pause before a file is asked for again that was changed while it came."""
 Way = Callable[..., Awaitable[None]]
 """Fills a transfer. Raises why it cannot."""
@@ -62,12 +65,14 @@ class Transfers:
         self._volume = volume
         self._room = room
         self._origins = origins
+        self.is_shared: Final = origins.has_peers
+        """Whether there are other nodes, who may have replaced a file's content."""
         self.outdated: Final = OutdatedData(engine, files, index, volume)
         self._arrivals = Arrivals(engine, files, index, volume.holders, self.outdated.drop)
         self._coming: dict[tuple[int, int], Transfer] = {}
         self._borrowed: dict[int, Transfer] = {}
         """Borrowed content, by the data file that it comes into."""
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Background()
 
     @property
     def counters(self) -> dict[str, int]:
@@ -77,11 +82,6 @@ class Transfers:
     def is_possible(self) -> bool:
         """Whether data can be anywhere else but here."""
         return self._origins.has_any
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether there are other nodes, who may have replaced a file's content."""
-        return self._origins.has_peers
 
     @property
     def coming_bytes(self) -> int:
@@ -99,14 +99,7 @@ class Transfers:
     async def run(self) -> None:
         """Brings what is asked for, until cancelled; what was on its way then is left."""
         self._files.clear_arriving()
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            nursery.start_soon(self._arrivals.run)
-            nursery.start_soon(self.outdated.run)
-            try:
-                await trio.sleep_forever()
-            finally:
-                self._nursery = None
+        await self._tasks.run(self._arrivals.run, self.outdated.run)
 
     def begin(self, ino: int, inode: Inode) -> Transfer:
         """Begins to bring the data of a published file. Raises Unavailable while the node starts or
@@ -137,6 +130,19 @@ class Transfers:
                 if attempt == _ATTEMPTS - 1:
                     raise
             await trio.sleep(_PAUSE_S)
+
+    async def recorded(self, ino: int) -> None:
+        """Returns when what came of a file is recorded. Raises Unavailable."""
+        self._arrivals.hurry()
+        with trio.move_on_after(_RECORDED_S):
+            while not self._volume.holders.is_recorded(ino):
+                await trio.sleep(_LOOK_S)
+            return
+        raise Unavailable("the data have come, and could not be recorded")
+
+    def record_now(self) -> None:
+        """Has files that came a moment ago recorded at once, in place of with others."""
+        self._arrivals.hurry()
 
     async def bring_span(self, ino: int, version: int, offset: int, length: int) -> None:
         """Returns when these bytes of a content can be read, from its data file or from the part
@@ -203,6 +209,10 @@ class Transfers:
         """Gives up a file that another node has taken over; its data file stays."""
         self._index.remove([ino])
 
+    def is_coming(self, ino: int) -> bool:
+        """Returns whether any content of a file is on its way."""
+        return any(name[0] == ino for name in self._coming)
+
     def share(self, ino: int, version: int) -> float:
         """Returns the share of a data file on its way that is here; negative if it is not on its
         way."""
@@ -212,9 +222,9 @@ class Transfers:
     # ---- the way of one file
 
     def _start(self, way: Way, transfer: Transfer, *what: object) -> None:
-        if self._nursery is None:
+        if not self._tasks.runs:
             raise Unavailable("the node is not ready to bring data from others")
-        self._nursery.start_soon(self._drive, way, transfer, *what)
+        self._tasks.begin(self._drive, way, transfer, *what)
 
     async def _drive(self, way: Way, transfer: Transfer, *what: object) -> None:
         error: Exception | None = None
@@ -241,9 +251,11 @@ class Transfers:
             if size:
                 sums = await self._origins.fill(transfer, inode)
             self._arrivals.name(transfer, inode, sums)
+        except BaseException:
+            self._files.drop_arriving(ino, version)
+            raise
         finally:
             del self._coming[ino, version]
-            self._files.drop_arriving(ino, version)
 
     # ---- what is borrowed
 

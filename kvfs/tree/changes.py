@@ -1,9 +1,8 @@
 """Changes of names behind the mount's back, as a process reports them to the node."""
 
-import base64
-import binascii
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from itertools import starmap
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,30 +21,25 @@ class Change(NamedTuple):
     none."""
 
 
-class _Wire(msgspec.Struct):
+class SentChange(msgspec.Struct):
+    """A change in a control request: in JSON an object whose name is base64."""
+
     parent: int
-    name: str
+    name: bytes
     ino: int = 0
 
 
-def to_wire(changes: Iterable[Change]) -> list[dict[str, Any]]:
-    """Returns the changes for a control request: names are base64."""
-    return [
-        {
-            "parent": each.parent,
-            "name": base64.b64encode(each.name).decode("ascii"),
-            "ino": each.ino,
-        }
-        for each in changes
-    ]
+def to_wire(changes: Iterable[Change]) -> list[SentChange]:
+    """Returns the changes for a control request."""
+    return list(starmap(SentChange, changes))
 
 
 def from_wire(raw: object) -> list[Change]:
     """Reads the result of `to_wire`. Raises Invalid."""
     try:
         return [
-            Change(each.parent, base64.b64decode(each.name, validate=True), each.ino)
-            for each in msgspec.convert(raw, list[_Wire])
+            Change(each.parent, each.name, each.ino)
+            for each in msgspec.convert(raw, list[SentChange])
         ]
-    except (msgspec.ValidationError, binascii.Error) as error:
+    except msgspec.ValidationError as error:
         raise Invalid(f"not a change of a name: {error}") from None

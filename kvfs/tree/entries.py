@@ -13,12 +13,12 @@ import stat
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from kvfs.base.errors import Corrupt, NotADirectory, NotFound
-from kvfs.meta import keys
+from kvfs.base.errors import Corrupt, DirectoryGone, KvfsError, NotADirectory, NotFound
+from kvfs.meta import delegations, keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import Inode, unpack_inode
-from kvfs.tree import name_escaping
-from kvfs.tree.inodes import drop_inode, is_directory, stamp, write_inode
+from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root, pack, unpack_inode
+from kvfs.tree import name_escaping, namespaces
+from kvfs.tree.inodes import drop_inode, is_directory, read_inode, stamp, write_inode
 
 Keep = Callable[[int], bool]
 """Returns whether an inode whose last link goes may still be held, and so must stay as an
@@ -40,6 +40,14 @@ class DirectoryEntry(NamedTuple):
     def name(self) -> bytes:
         """The name as the engine has it."""
         return self.key[9:-1] if self.directory else self.key[9:]
+
+
+class Pruned(NamedTuple):
+    """A directory that went with the last name in it."""
+
+    parent: int
+    name: bytes
+    removed: "Removed"
 
 
 class Removed(NamedTuple):
@@ -86,6 +94,14 @@ def find_entry(t: Transaction, parent: int, name: bytes) -> DirectoryEntry | Non
     return None if value is None else DirectoryEntry(key, int.from_bytes(value), True)
 
 
+def absence(t: Transaction, parent: int) -> KvfsError:
+    """Returns the error for a name that is not in a directory: DirectoryGone where a cluster has no
+    directory of this number, so that a kernel looks its path up once more."""
+    if t.node and t.get(keys.INODE + keys.pack_u64(parent)) is None:
+        return DirectoryGone("the directory is gone: its path may lead to another one")
+    return NotFound("no such name")
+
+
 def entry_key(parent: int, name: bytes, directory: bool) -> bytes:
     return keys.directory_entry(parent, name) if directory else keys.file_entry(parent, name)
 
@@ -95,7 +111,8 @@ def live_directory(t: Transaction, ino: int) -> Inode:
     NotADirectory."""
     value = t.get(keys.INODE + keys.pack_u64(ino))
     if value is None:
-        raise NotFound("the directory was removed")
+        gone = DirectoryGone if t.node else NotFound
+        raise gone("the directory was removed")
     inode = unpack_inode(value)
     if not stat.S_ISDIR(inode.mode):
         raise NotADirectory("a part of the path is not a directory")
@@ -110,8 +127,12 @@ def is_empty(t: Transaction, directory: int) -> bool:
 
 
 def touch(t: Transaction, ino: int, inode: Inode, now: int, subdirectories: int = 0) -> None:
-    """Records that a directory's names changed, and that it gained so many subdirectories."""
-    if not subdirectories:
+    """Records that a directory's names changed, and that it gained so many subdirectories. A
+    namespace's own directory does not count those that are each node's own: its record is
+    everybody's."""
+    if not subdirectories or (
+        ino == namespace_root(namespace_of(ino)) and namespaces.is_peer(t, namespace_of(ino))
+    ):
         stamp(t, ino, inode, now)
         return
     inode.mtime_ns = inode.ctime_ns = now
@@ -138,7 +159,7 @@ def lose_link(
 ) -> Removed:
     """Records that the link (parent, name) is gone; the caller changes the entry."""
     inode.ctime_ns = now
-    inode.nlink = 0 if is_directory(inode) else inode.nlink - 1
+    inode.nlink = 0 if stat.S_ISDIR(inode.mode) else inode.nlink - 1
     if inode.nlink > 0:
         t.delete(keys.backlink(ino, *link))
         _choose_link(t, ino, inode, link)
@@ -146,12 +167,36 @@ def lose_link(
         return Removed(ino, inode, False)
     # In a cluster other nodes may have a data file of it, which they drop first.
     if keep(ino) or (t.node and not is_directory(inode)):
-        inode.parent = 0
-        t.put(keys.orphan(ino), b"")
-        write_inode(t, ino, inode)
+        inode.parent, packed = 0, keys.pack_u64(ino)
+        t.put_all([(keys.ORPHAN + packed, b""), (keys.INODE + packed, pack(inode))])
         return Removed(ino, inode, False)
     drop_inode(t, ino, inode)
     return Removed(ino, inode, True)
+
+
+def prune(
+    t: Transaction,
+    directory: int,
+    now: int,
+    keep: Keep,
+    is_in_use: Callable[[int], bool] = lambda _ino: False,
+) -> list[Pruned]:
+    """Removes a directory that was made for names below it (IMPLIED) if it is empty and not in use,
+    and likewise those above it; returns them. Raises Stale, `delegations.Delegated`."""
+    gone: list[Pruned] = []
+    root = namespace_root(namespace_of(directory))
+    while directory != root and is_empty(t, directory) and not is_in_use(directory):
+        inode = read_inode(t, directory)
+        if not inode.flags & Flag.IMPLIED or not inode.nlink:
+            break
+        delegations.check_none(t, namespace_of(directory))
+        parent, name = inode.parent, inode.name
+        t.delete(keys.directory_entry(parent, name))
+        removed = lose_link(t, directory, inode, (parent, name), now, keep)
+        touch(t, parent, read_inode(t, parent), now, -1)
+        gone.append(Pruned(parent, name, removed))
+        directory = parent
+    return gone
 
 
 def links(t: Transaction, ino: int, inode: Inode) -> list[tuple[int, bytes]]:

@@ -6,6 +6,7 @@ an inode except the size, blocks and mtime of a regular file that is not sealed 
 """
 
 import stat
+import struct
 from collections.abc import Sequence
 from typing import Final
 
@@ -34,6 +35,8 @@ MAX_XATTR_VALUE: Final = 65_536
 MAX_XATTRS: Final = 65_536
 """Bytes of all attributes of one inode, names and values. Their space is in no usage, so it is
 bounded by the number of files; and the names fit into one list (listxattr)."""
+_unpack_times: Final = struct.Struct(">QQ").unpack
+"""Unpacks the times beside a directory's record: mtime and ctime."""
 BLOCK: Final = 512
 """The unit of `Inode.blocks`, in bytes."""
 
@@ -57,27 +60,34 @@ def read_inode(t: Transaction, ino: int) -> Inode:
     if value is None:
         raise Stale("the file or directory is gone")
     inode = unpack_inode(value)
-    return with_times(t, ino, inode) if t.node else inode
+    return with_times(t, ino, inode) if t.node and stat.S_ISDIR(inode.mode) else inode
 
 
 def read_inodes(t: Transaction, inos: Sequence[int]) -> list[Inode | None]:
     """Returns the records in the order of `inos`, None where there is none; one round trip."""
-    values = t.get_many([keys.inode(ino) for ino in inos])
-    return [
-        None if value is None else with_times(t, ino, unpack_inode(value))
-        for ino, value in zip(inos, values, strict=True)
-    ]
+    values = t.get_many([keys.INODE + keys.pack_u64(ino) for ino in inos])
+    found = [None if value is None else unpack_inode(value) for value in values]
+    if t.node:
+        for ino, inode in zip(inos, found, strict=True):
+            if inode is not None and stat.S_ISDIR(inode.mode):
+                with_times(t, ino, inode)
+    return found
 
 
 def with_times(t: Transaction, ino: int, inode: Inode) -> Inode:
     """Returns the record, with the times that a directory of a cluster has beside it. Changes
     `inode`."""
     if t.node and stat.S_ISDIR(inode.mode):
-        value = t.get(keys.times(ino))
-        if value is not None:
-            inode.mtime_ns = max(inode.mtime_ns, keys.unpack_u64(value))
-            inode.ctime_ns = max(inode.ctime_ns, keys.unpack_u64(value, 8))
+        later_times(inode, t.get(keys.times(ino)))
     return inode
+
+
+def later_times(inode: Inode, beside: bytes | None) -> None:
+    """Changes a directory's record to the times that stand beside it, if they are later."""
+    if beside is not None:
+        mtime_ns, ctime_ns = _unpack_times(beside)
+        inode.mtime_ns = max(inode.mtime_ns, mtime_ns)
+        inode.ctime_ns = max(inode.ctime_ns, ctime_ns)
 
 
 def stamp(t: Transaction, ino: int, inode: Inode, now: int) -> None:

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | made | none | `u` `w` | its data file |
 | published | PUBLISHED | `u` | its data file; the record as of the last close |
-| sealed | PUBLISHED, SEALED | `u` until this content is synced | the record |
+| sealed | PUBLISHED, SEALED | none; of an earlier version `u` until it is synced | the record |
 | orphan | any | also `o` | as before |
 
 `Inode.boot` names the boot in which the data were written until they are synced, then it is 0 and
@@ -88,14 +88,14 @@ def publish(
     mtime_ns: int,
     ctime_ns: int,
     boot: int,
-    seal: bytes | None = None,
+    atime_ns: int | None = None,
     version: int | None = None,
 ) -> Inode:
     """Records what a close (or fsync) of a written file acknowledges; returns the record.
 
-    `boot`: 0 when the data are on disk, else the present boot's id. `seal`: the checksum, if it is
-    known already and nobody can write the data file any more. `version`: that of the data file, if
-    it has a new one. Raises Stale, Conflict (the record has that version, or a later one).
+    `boot`: 0 when the data are on disk, else the present boot's id. `atime_ns`: the data file's
+    access time, where it is to be the record's. `version`: that of the data file, if it has a new
+    one. Raises Stale, Conflict (the record has that version, or a later one).
     """
     inode = read_inode(t, ino)
     if inode.flags & Flag.COLD:
@@ -106,6 +106,8 @@ def publish(
         inode.version = version
     inode.size, inode.mtime_ns = size, mtime_ns
     inode.ctime_ns = max(inode.ctime_ns, ctime_ns)
+    if atime_ns is not None:
+        inode.atime_ns = atime_ns
     set_blocks(t, ino, inode, blocks)
     if inode.boot or not inode.flags & Flag.PUBLISHED:
         inode.boot = boot
@@ -118,10 +120,8 @@ def publish(
         placements.hold_alone(t, ino, inode.version)
     inode.flags = (inode.flags | Flag.PUBLISHED) & ~(Flag.SEALED | Flag.RESERVED)
     inode.checksum = b""
-    if seal is None:
+    if not made_here:  # else it is listed since then
         t.put(keys.unsealed(ino), t.node)
-    else:
-        _set_seal(t, ino, inode, seal, synced=not boot)
     write_inode(t, ino, inode)
     return inode
 
@@ -170,6 +170,7 @@ def reopen(t: Transaction, ino: int) -> Inode:
 def seal(
     t: Transaction,
     ino: int,
+    inode: Inode,
     *,
     version: int,
     size: int,
@@ -177,28 +178,25 @@ def seal(
     mtime_ns: int,
     ctime_ns: int,
     checksum: bytes,
-    synced: bool,
 ) -> bool:
-    """Records the checksum of a data file that was quiet from before it was read until now.
+    """Records the checksum of a data file that was quiet from before it was read until now, and
+    whose data are on disk. `inode`: its present record, which this changes.
 
-    False, and nothing written, when the record says otherwise: gone, unpublished, another version,
-    size or mtime (a data file changed through a mapping after its last close is published first).
+    False, and nothing written, when the record says otherwise: unpublished, another version, size
+    or mtime (a data file changed through a mapping after its last close is published first).
     ctime does not count, since a chmod or a new link changes it alone; the later of both is
     kept.
     """
-    try:
-        inode = read_inode(t, ino)
-    except Stale:
-        return False
     if not inode.flags & Flag.PUBLISHED:
         return False
     if (inode.version, inode.size, inode.mtime_ns) != (version, size, mtime_ns):
         return False
     inode.ctime_ns = max(inode.ctime_ns, ctime_ns)
     set_blocks(t, ino, inode, blocks)
-    if synced:
-        inode.boot = 0
-    _set_seal(t, ino, inode, checksum, synced=synced)
+    inode.boot = 0
+    inode.flags |= Flag.SEALED
+    inode.checksum = checksum
+    t.delete(keys.unsealed(ino))
     write_inode(t, ino, inode)
     return True
 
@@ -269,12 +267,3 @@ def unpublished(t: Transaction, after_ino: int, limit: int) -> list[int]:
 def orphans(t: Transaction, after_ino: int, limit: int) -> list[int]:
     """Returns the same for inodes without a link, of all nodes."""
     return listed(t, keys.orphan(after_ino), b"p", limit)
-
-
-def _set_seal(t: Transaction, ino: int, inode: Inode, checksum: bytes, *, synced: bool) -> None:
-    inode.flags |= Flag.SEALED
-    inode.checksum = checksum
-    if synced:
-        t.delete(keys.unsealed(ino))
-    else:
-        t.put(keys.unsealed(ino), t.node)

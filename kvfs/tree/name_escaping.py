@@ -98,8 +98,29 @@ def all_shown(t: Transaction, parent: int, suffix: bytes) -> list[bytes]:
         return [] if is_hidden(suffix) else [name, name + b"%"]
     directory = suffix.endswith(b"/")
     name, other = (suffix[:-1], suffix[:-1]) if directory else (suffix, suffix + b"/")
-    beside = t.get(keys.entries(parent) + other) is not None
+    beside = t.get(keys.ENTRY + keys.pack_u64(parent) + other) is not None
     return [name, name + b"%"] if beside else [name]
+
+
+def meant(name: bytes) -> list[bytes]:
+    """Returns the names in the engine that a name on the mount may stand for, the likeliest first;
+    of a long one there are more (`long_start`)."""
+    if b"%" not in name:
+        return [] if name in (b"", b".", b"..") else [name]
+    return list(dict.fromkeys([name, *(each.removesuffix(b"/") for each in _short_forms(name))]))
+
+
+def long_start(name: bytes) -> bytes | None:
+    """Returns the start of the long names that a name on the mount may stand for; None: of none."""
+    match = _LONG_FORM.fullmatch(name)
+    return None if match is None else match[1]
+
+
+def is_long_form(name: bytes, suffix: bytes) -> bool:
+    """Returns whether a name on the mount may stand for this entry, which is a long one."""
+    if not is_odd(suffix) or is_hidden(suffix):
+        return False
+    return name in (spelled(suffix), spelled(suffix.removesuffix(b"/")))
 
 
 def find(t: Transaction, parent: int, name: bytes) -> bytes | None:
@@ -112,6 +133,12 @@ def find(t: Transaction, parent: int, name: bytes) -> bytes | None:
 
 
 def _candidates(t: Transaction, prefix: bytes, name: bytes) -> list[bytes]:
+    found = _short_forms(name)
+    stem = long_start(name)
+    return found if stem is None else found + _long_names(t, prefix, stem, name)
+
+
+def _short_forms(name: bytes) -> list[bytes]:
     found: list[bytes] = []
     if name in (b"%", b"%%"):
         found = [b"/", b""]
@@ -120,9 +147,6 @@ def _candidates(t: Transaction, prefix: bytes, name: bytes) -> list[bytes]:
             found += [raw, raw + b"/"]
     if name.endswith(b"%") and len(name) > 1:
         found.append(name[:-1] + b"/")
-    match = _LONG_FORM.fullmatch(name)
-    if match is not None:
-        found += _long_names(t, prefix, match[1], name)
     return found
 
 

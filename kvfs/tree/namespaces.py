@@ -8,7 +8,10 @@ Invariants
 import stat
 from typing import Final, NamedTuple, Unpack
 
+import msgspec
+
 from kvfs.base.errors import (
+    Conflict,
     Corrupt,
     Exists,
     Invalid,
@@ -16,8 +19,9 @@ from kvfs.base.errors import (
     NoSpace,
     NotEmpty,
     NotFound,
+    NotSupported,
 )
-from kvfs.meta import keys, schema
+from kvfs.meta import inode_ranges, keys, schema
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import (
     NAMESPACE_SHIFT,
@@ -32,8 +36,14 @@ from kvfs.meta.records import (
     unpack_namespace,
     unpack_usage,
 )
-from kvfs.tree import namespace_policies
-from kvfs.tree.inodes import add_usage, drop_inode, read_inode, write_inode
+from kvfs.tree import coherence_change, namespace_policies
+from kvfs.tree.copies import node_usage, peer_end
+from kvfs.tree.inodes import (
+    add_usage,
+    drop_inode,
+    read_inode,
+    write_inode,
+)
 
 __all__ = [
     "MAX_NAME",
@@ -49,7 +59,10 @@ __all__ = [
     "format",
     "get",
     "is_durable",
+    "is_peer",
     "list_all",
+    "listed",
+    "records",
     "remove",
     "rename",
     "set_policy",
@@ -70,6 +83,11 @@ class ListedNamespace(NamedTuple):
     id: int
     namespace: Namespace
     usage: Usage
+    elsewhere: Usage
+    """The usage of other nodes in one that is kept by its nodes, as they told last."""
+    limit: int
+    """Bytes that may be in it, as far as this node counts them; where it has no capacity of its own
+    it means nothing."""
 
 
 def format(t: Transaction, now: int, uid: int, gid: int) -> None:  # noqa: A001
@@ -116,19 +134,25 @@ def create(
     """
     check_name(name)
     record = Namespace(name=name, created_ns=now)
-    namespace_policies.change(record, policy, in_cluster=bool(t.node))
+    _change(t, record, policy)
     entry = keys.directory_entry(ROOT_INODE, name)
     if t.get(entry) is not None:
         raise Exists(f"there is a namespace '{_shown(name)}' already")
     namespace_id = _next_id(t)
-    ino = namespace_root(namespace_id)
-    t.put(keys.namespace(namespace_id), pack(record))
-    t.put(keys.usage(namespace_id), pack(Usage()))
-    t.put(keys.counter(namespace_id), keys.pack_u64(ino + 1))
-    t.put(entry, keys.pack_u64(ino))
-    write_inode(t, ino, _directory(mode, uid, gid, now, name))
+    _enter(t, namespace_id, record, _directory(mode, uid, gid, now, name))
     _touch_root(t, now, 1)
     return namespace_id
+
+
+def is_peer(t: Transaction, namespace_id: int) -> bool:
+    """Returns whether a namespace's names are each node's own, on a node of a cluster."""
+    value = t.get(keys.namespace(namespace_id)) if t.node else None
+    return value is not None and unpack_namespace(value).is_peer
+
+
+def is_apart(t: Transaction, namespace_id: int) -> bool:
+    """Returns whether a namespace has a shard of its own, or is moved just now."""
+    return t.get(keys.place(namespace_id)) is not None
 
 
 def is_durable(t: Transaction, ino: int) -> bool:
@@ -140,14 +164,38 @@ def is_durable(t: Transaction, ino: int) -> bool:
 def set_policy(
     t: Transaction,
     namespace_id: int,
+    *,
+    now: int,
     **policy: Unpack[namespace_policies.PolicyChanges],
-) -> Namespace:
-    """Changes the settings that are not None; returns the new policy. Raises NotFound, Invalid,
-    NotSupported."""
+) -> None:
+    """Changes the settings that are not None; where its coherence ends being peer, closes the
+    namespace until all nodes have told what they have of it: one may have files of which nobody
+    heard yet. Raises NotFound, Invalid, NotSupported, Busy (an earlier change of its coherence is
+    not finished), Conflict (it becomes peer, and has a shard of its own)."""
     record = get(t, namespace_id)
-    namespace_policies.change(record, policy, in_cluster=bool(t.node))
+    was_peer = record.is_peer
+    if record.ends_peer:
+        _ask_back(t, namespace_id, record, policy)
+        return
+    before = msgspec.structs.replace(record)
+    _change(t, record, policy)
+    if t.node and record.is_peer != was_peer:
+        coherence_change.check_settled(record)
+        if is_apart(t, namespace_id):
+            raise Conflict(
+                f"the namespace {_shown(record.name)} has a shard of its own, which it leaves"
+                " before its coherence becomes peer: run `kvfs namespace set` again"
+            )
+        if not was_peer:
+            coherence_change.begin(t, namespace_id, record)
+        else:
+            if msgspec.structs.replace(before, coherence=record.coherence) != record:
+                raise NotSupported(
+                    "a namespace ends being peer by itself: change its other settings before, or"
+                    " afterwards"
+                )
+            peer_end.begin(t, namespace_id, record, now)
     t.put(keys.namespace(namespace_id), pack(record))
-    return record
 
 
 def get(t: Transaction, namespace_id: int) -> Namespace:
@@ -181,7 +229,24 @@ def list_all(t: Transaction) -> list[ListedNamespace]:
     """Returns every namespace, in the order of their names."""
     prefix = keys.entries(ROOT_INODE)
     ids = [namespace_of(keys.unpack_u64(ino)) for _, ino in t.scan(prefix, keys.after(prefix))]
-    return [ListedNamespace(number, get(t, number), usage(t, number)) for number in ids]
+    return [listed(t, number) for number in ids]
+
+
+def records(t: Transaction) -> dict[int, Namespace]:
+    """Returns the policy of every namespace by its id; unlike `list_all` it reads nothing of what
+    nodes have in them."""
+    found = t.scan(keys.NAMESPACE, keys.after(keys.NAMESPACE))
+    return {keys.unpack_node(key[1:]): unpack_namespace(value) for key, value in found}
+
+
+def listed(t: Transaction, namespace_id: int) -> ListedNamespace:
+    """Returns one namespace. Raises NotFound."""
+    record = get(t, namespace_id)
+    elsewhere, limit = Usage(), record.capacity
+    if t.node and record.is_peer:
+        elsewhere = node_usage.elsewhere(t, namespace_id)
+        limit = node_usage.limit(t, namespace_id, record.capacity)
+    return ListedNamespace(namespace_id, record, usage(t, namespace_id), elsewhere, limit)
 
 
 def remove(t: Transaction, name: bytes, now: int) -> int:
@@ -199,7 +264,13 @@ def remove(t: Transaction, name: bytes, now: int) -> int:
 
 def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
     """Removes an empty namespace except its top directory's record. Its counter stays: inode
-    numbers that orphans or kernels still hold are not given out again."""
+    numbers that orphans or kernels still hold are not given out again. Raises NotEmpty (other nodes
+    say that they have files of it), Busy (a change of its coherence is not finished)."""
+    record = get(t, namespace_id)
+    coherence_change.check_settled(record)
+    if t.node and record.is_peer:
+        node_usage.check_empty(t, namespace_id, name)
+        node_usage.forget(t, namespace_id)
     t.delete(keys.directory_entry(ROOT_INODE, name))
     t.delete(keys.namespace(namespace_id))
     t.delete(keys.usage(namespace_id))
@@ -207,6 +278,7 @@ def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
         t.delete(keys.setting(namespace_id, key))
     if t.node:
         t.delete(keys.delegation(namespace_id, t.node))
+        t.delete(keys.exclusive(namespace_id))
     _touch_root(t, now, -1)
 
 
@@ -230,24 +302,57 @@ def rename(t: Transaction, namespace_id: int, name: bytes) -> None:
 def allocate_inodes(t: Transaction, namespace_id: int, count: int) -> int:
     """Takes `count` inode numbers, the first of which is returned; none is ever given out again.
 
-    Raises NotFound (no such namespace), NoSpace (2^48 were used).
+    Raises NotFound (no such namespace), NoSpace (2^48 were used); `inode_ranges.UsedUp`.
     """
-    get(t, namespace_id)
-    key = keys.counter(namespace_id)
-    value = t.get(key)
-    if value is None:
-        raise Corrupt(f"the namespace {namespace_id} has no counter of inode numbers")
-    first = keys.unpack_u64(value)
-    if namespace_of(first + count) != namespace_id:
-        raise NoSpace(f"the namespace {namespace_id} has used up its inode numbers")
-    t.put(key, keys.pack_u64(first + count))
-    return first
+    if get(t, namespace_id).is_peer and t.node:
+        return inode_ranges.take(t, namespace_id, count)
+    return inode_ranges.advance(t, namespace_id, count)
 
 
 def settings(t: Transaction, namespace_id: int) -> dict[bytes, bytes]:
     """Returns the settings of the namespace as a bucket, by name."""
     prefix = keys.setting(namespace_id, b"")
     return {key[len(prefix) :]: value for key, value in t.scan(prefix, keys.after(prefix))}
+
+
+def _change(t: Transaction, record: Namespace, policy: namespace_policies.PolicyChanges) -> None:
+    """Changes a record that is to be written. Raises Invalid, NotSupported."""
+    namespace_policies.change(record, policy, in_cluster=bool(t.node))
+    if t.node and record.is_peer and not schema.has_tags(t):
+        raise NotSupported(
+            "nodes of the version before may be in the cluster, which take names with --coherence"
+            " peer for everybody's: start all nodes with this version, then run `kvfs node"
+            " finish-upgrade`"
+        )
+    if t.node and policy.get("without_engine") and not schema.has_tags(t):
+        raise NotSupported(
+            "nodes of the version before may be in the cluster, which drop --without-engine: start"
+            " all nodes with this version, then run `kvfs node finish-upgrade`"
+        )
+
+
+def _ask_back(
+    t: Transaction, namespace_id: int, record: Namespace, policy: namespace_policies.PolicyChanges
+) -> None:
+    """Has a namespace that is closed to end being peer stay so, if `policy` says no more than that.
+    Raises Busy."""
+    wanted = {name: value for name, value in policy.items() if value is not None}
+    if not wanted:
+        return
+    if wanted != {"coherence": "peer"} or not peer_end.ask_back_closed(t, namespace_id):
+        coherence_change.check_settled(record)
+
+
+def _enter(t: Transaction, namespace_id: int, record: Namespace, top: Inode) -> None:
+    """Writes the records of a new namespace."""
+    ino = namespace_root(namespace_id)
+    if t.node and not record.is_peer and t.get(keys.place(_TOP)) == b"":
+        t.put(keys.place(namespace_id), b"")
+    t.put(keys.namespace(namespace_id), pack(record))
+    t.put(keys.usage(namespace_id), pack(Usage()))
+    t.put(keys.counter(namespace_id), keys.pack_u64(ino + 1))
+    t.put(keys.directory_entry(ROOT_INODE, record.name), keys.pack_u64(ino))
+    write_inode(t, ino, top)
 
 
 def _missing(namespace_id: int) -> NotFound:

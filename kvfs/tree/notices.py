@@ -28,7 +28,7 @@ class Notice(NamedTuple):
 
 def post(t: Transaction, changes: Sequence[Change], now: int) -> bytes:
     """Leaves a notice, made at `now` (ns since the epoch); returns the key to remove it by."""
-    key = keys.notice(now, os.urandom(8))
+    key = keys.NOTICE + keys.pack_u64(now) + os.urandom(8)
     t.put(key, _encode(changes))
     return key
 

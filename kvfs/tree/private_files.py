@@ -14,7 +14,7 @@ from typing import Final
 
 from kvfs.meta import delegations, keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import Flag, namespace_of, unpack_inode, unpack_namespace
+from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode, unpack_namespace
 from kvfs.tree.entries import find_entry, lose_link
 from kvfs.tree.inodes import is_directory, read_inode, write_inode
 
@@ -40,13 +40,15 @@ def is_late(closed_at: float, now: float) -> bool:
     return bool(closed_at) and not 0.0 <= now - closed_at <= _LATE_S
 
 
-def settle(t: Transaction, ino: int, now: int, *, yields: bool = False) -> NameState:
+def settle(
+    t: Transaction, ino: int, now: int, *, yields: bool = False, record: Inode | None = None
+) -> NameState:
     """Settles the name of an inode before it is known to others: the file has its name, in place of
     a file of another host that took it meanwhile, as the one that was closed last. If its directory
     is gone, the name is a directory's now, or another file's and this one `yields`, it is as if
-    removed."""
-    value = t.get(keys.inode(ino))
-    inode = None if value is None else unpack_inode(value)
+    removed. `record`: its own, read or written just now; None: it was not."""
+    value = t.get(keys.inode(ino)) if record is None else None
+    inode = record if value is None else unpack_inode(value)
     if inode is None or not inode.nlink or is_directory(inode):
         return NameState.OWN
     key = keys.file_entry(inode.parent, inode.name)

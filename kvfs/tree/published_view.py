@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from kvfs.base.errors import NameTooLong, NotADirectory, NotFound
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import ROOT_INODE, Flag, Inode
+from kvfs.meta.records import ROOT_INODE, Flag, Inode, unpack_inode
 from kvfs.tree import tree
 from kvfs.tree.inodes import is_directory, read_inode, read_inodes
 from kvfs.tree.namespaces import MAX_NAME
@@ -91,15 +91,61 @@ def find_many(
     t: Transaction, paths: Sequence[tuple[bytes, ...]], boot: int
 ) -> list[FoundInode | bytes | NotFound]:
     """Like `find`; for a path that leads nowhere it gives the missing entry (`NotFound.at`), or the
-    reason for its directory. Each directory is looked up once."""
+    reason for its directory. Each directory is looked up once, its files by two reads for all."""
     directories: dict[tuple[bytes, ...], int | NotFound] = {}
+    is_one = len(paths) == 1
     found: list[FoundInode | bytes | NotFound] = []
-    for path in paths:
+    files: list[tuple[int, bytes]] = []
+    """The place in `found`, and the entry, of each plain name below a namespace."""
+    for at, path in enumerate(paths):
         above = path[:-1]
-        if above not in directories:
-            directories[above] = find_directory(t, above, boot)
-        found.append(_find_in(t, directories[above], path, boot))
+        directory = directories.get(above)
+        if directory is None:
+            directory = directories[above] = find_directory(t, above, boot)
+        if is_one or not above or type(directory) is not int or not _is_plain(path[-1]):
+            found.append(_find_in(t, directory, path, boot))
+        else:
+            entry = keys.ENTRY + keys.pack_u64(directory) + path[-1]
+            files.append((at, entry))
+            found.append(entry)
+    if files:
+        for at in _find_files(t, files, boot, found):
+            found[at] = _find_in(t, directories[paths[at][:-1]], paths[at], boot)
     return found
+
+
+def _is_plain(name: bytes) -> bool:
+    """Returns whether its entry is known without a look (see `tree.find`)."""
+    return len(name) <= MAX_NAME and b"%" not in name and name not in (b".", b"..")
+
+
+def _find_files(
+    t: Transaction,
+    files: Sequence[tuple[int, bytes]],
+    boot: int,
+    found: list[FoundInode | bytes | NotFound],
+) -> list[int]:
+    """Puts the inode of each entry (see `keys.file_entry`) of a visible file in its place in
+    `found`; returns the places of those under whose names there is something else."""
+    others: list[int] = []
+    absent: list[tuple[int, bytes]] = []
+    there: list[tuple[int, bytes]] = []
+    for file, number in zip(files, t.get_many([entry for _, entry in files]), strict=True):
+        if number:
+            there.append((file[0], number))
+        else:
+            absent.append(file)
+    records = t.get_many([keys.INODE + number for _, number in there])
+    for (at, number), record in zip(there, records, strict=True):
+        inode = None if record is None else unpack_inode(record)
+        if inode is not None and inode.flags & Flag.PUBLISHED and inode.boot in (0, boot):
+            found[at] = FoundInode(int.from_bytes(number, "big"), inode)  # as `is_visible` has it
+        else:
+            others.append(at)
+    if absent:
+        directories = t.get_many([entry + b"/" for _, entry in absent])
+        others += [at for (at, _), inside in zip(absent, directories, strict=True) if inside]
+    return others
 
 
 def _find_in(

@@ -27,7 +27,7 @@ from kvfs.meta.records import (
     pack,
     unpack_inode,
 )
-from kvfs.tree import namespaces
+from kvfs.tree import lifecycle, namespaces
 from kvfs.tree.copies import placements
 from kvfs.tree.entries import links, lose_link
 from kvfs.tree.inodes import BLOCK, add_usage, drop_inode, read_inode, write_inode
@@ -91,8 +91,16 @@ def add(t: Transaction, found: RebuiltFile, owner: DirectoryOwner) -> bool:
     value = t.get(keys.inode(found.ino))
     if value is not None:
         there = unpack_inode(value)
-        if there.version == found.version and there.size == found.inode.size:
-            placements.hold(t, found.ino, found.version)
+        has_name = there.flags & Flag.PUBLISHED and there.nlink
+        if there.version == found.version:
+            is_it = there.size == found.inode.size
+            if is_it or (has_name and _is_being_written(t, found, there)):
+                placements.hold(t, found.ino, found.version)
+                return True
+            if has_name:
+                return False
+        if has_name and there.version < found.version and not found.paths:
+            _publish(t, found)
             return True
         if (there.version, there.ctime_ns) >= (found.version, found.inode.ctime_ns):
             return False
@@ -109,6 +117,29 @@ def add(t: Transaction, found: RebuiltFile, owner: DirectoryOwner) -> bool:
     if names:
         _put(t, found, names)
     return bool(names)
+
+
+def _is_being_written(t: Transaction, found: RebuiltFile, there: Inode) -> bool:
+    """Returns whether this node was writing the content that a record has: the node's start finds
+    what came of it. A seal is withdrawn."""
+    if there.flags & Flag.SEALED and found.paths:  # it was sealed here, and written since
+        lifecycle.reopen(t, found.ino)
+    return t.get(keys.unsealed(found.ino)) == t.node
+
+
+def _publish(t: Transaction, found: RebuiltFile) -> None:
+    """Gives a record the content that was published after it, or about to be. Its names stay."""
+    inode = found.inode
+    lifecycle.publish(
+        t,
+        found.ino,
+        size=inode.size,
+        blocks=inode.blocks,
+        mtime_ns=inode.mtime_ns,
+        ctime_ns=inode.ctime_ns,
+        boot=inode.boot,
+        version=found.version,
+    )
 
 
 def _walk(t: Transaction, parent: int, parts: list[bytes], owner: DirectoryOwner) -> int:

@@ -20,6 +20,7 @@ from kvfs.tree.entries import (
     DirectoryEntry,
     Keep,
     Removed,
+    absence,
     entry_key,
     find_shown,
     is_empty,
@@ -51,7 +52,8 @@ def rename(
 
     Two links of one inode: nothing happens, as in POSIX. Between top-level names it renames the
     namespace. Raises NotFound, Exists (NOREPLACE), NotADirectory, IsADirectory, NotEmpty, Invalid
-    (into itself, unknown flags), CrossNamespace, NotPermitted (a file to the top level),
+    (into itself, unknown flags), CrossNamespace (also for a directory of a namespace with
+    --coherence peer), NotPermitted (a file to the top level),
     NameTooLong; `delegations.Delegated`.
     """
     if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE) or flags == RENAME_NOREPLACE | RENAME_EXCHANGE:
@@ -60,9 +62,11 @@ def rename(
     namespaces.check_name(new_name)
     source = find_shown(t, old_parent, old_name)
     if source is None:
-        raise NotFound("no such name")
+        raise absence(t, old_parent)
     if old_parent != new_parent:
         _check_namespaces(source, old_parent, new_parent)
+    if source.directory:
+        _check_stays(t, old_parent)
     target = find_shown(t, new_parent, new_name)
     old = old_parent, source.name
     new = new_parent, new_name if target is None else target.name
@@ -85,6 +89,16 @@ def _check_namespaces(source: DirectoryEntry, old_parent: int, new_parent: int) 
     if new_parent == ROOT_INODE and not source.directory:
         raise NotPermitted("only namespaces stand at the top level: put the file into one")
     raise CrossNamespace("a name cannot move from one namespace into another: copy it")
+
+
+def _check_stays(t: Transaction, parent: int) -> None:
+    """Checks a directory that is to move. Raises CrossNamespace where other nodes may have files
+    below its name that are not known here."""
+    if namespaces.is_peer(t, namespace_of(parent)):
+        raise CrossNamespace(
+            "a directory of a namespace with --coherence peer does not move, since other nodes may"
+            " have files in it: copy it"
+        )
 
 
 def _check_not_inside(t: Transaction, entry: DirectoryEntry, directory: int) -> None:
@@ -176,6 +190,8 @@ def _exchange(
     if target.ino == source.ino:
         return
     _check_namespaces(target, new[0], old[0])
+    if target.directory:
+        _check_stays(t, new[0])
     _check_not_inside(t, source, new[0])
     _check_not_inside(t, target, old[0])
     t.delete(source.key)

@@ -29,6 +29,7 @@ from kvfs.meta.records import (
     Inode,
     namespace_of,
     namespace_root,
+    pack,
     unpack_inode,
 )
 from kvfs.tree import name_escaping, namespaces
@@ -36,6 +37,7 @@ from kvfs.tree.copies import placements
 from kvfs.tree.entries import (
     Keep,
     Removed,
+    absence,
     find_entry,
     find_shown,
     is_empty,
@@ -69,6 +71,7 @@ __all__ = [
     "add_unlinked",
     "exist",
     "find",
+    "is_empty",
     "link",
     "links",
     "list_children",
@@ -77,6 +80,7 @@ __all__ = [
     "read_inode",
     "read_inodes",
     "reap",
+    "reap_all",
     "rename",
     "rename_with_whiteout",
     "replace",
@@ -119,7 +123,7 @@ def lookup(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
     """Returns the inode under a name; `.` and `..` too. Raises NotFound, NameTooLong."""
     found = find(t, parent, name)
     if found is None:
-        raise NotFound("no such name")
+        raise absence(t, parent)
     return found
 
 
@@ -160,11 +164,11 @@ def add(t: Transaction, parent: int, name: bytes, ino: int, inode: Inode) -> int
         inode.nlink = 2
         t.put(entry + b"/", keys.pack_u64(ino))
         touch(t, parent, directory, inode.ctime_ns, 1)
+        _put_new(t, ino, inode)
     else:
         inode.nlink = 1
-        t.put(entry, keys.pack_u64(ino))
         stamp(t, parent, directory, inode.ctime_ns)
-    _put_new(t, ino, inode)
+        _put_new(t, ino, inode, (entry, keys.pack_u64(ino)))
     return ino
 
 
@@ -205,6 +209,8 @@ def link(t: Transaction, ino: int, parent: int, name: bytes, now: int) -> Inode:
         inode.parent, inode.name = parent, name
         inode.flags &= ~Flag.LOST
     else:
+        if namespaces.is_peer(t, namespace_of(ino)):
+            raise NotPermitted("a file of a namespace with --coherence peer has one name: copy it")
         if inode.nlink == 1:
             t.put(keys.backlink(ino, inode.parent, inode.name), b"")
         t.put(keys.backlink(ino, parent, name), b"")
@@ -220,7 +226,7 @@ def unlink(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Re
     """Removes the name of anything but a directory. Raises NotFound, IsADirectory."""
     entry = find_shown(t, parent, name)
     if entry is None:
-        raise NotFound("no such name")
+        raise absence(t, parent)
     if entry.directory:
         raise IsADirectory("a directory is removed with rmdir")
     t.delete(entry.key)
@@ -239,7 +245,7 @@ def rmdir(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Rem
     namespaces.check_name(name)
     entry = find_shown(t, parent, name)
     if entry is None:
-        raise NotFound("no such name")
+        raise absence(t, parent)
     if not entry.directory:
         raise NotADirectory("it is not a directory; unlink it")
     ino = entry.ino
@@ -311,18 +317,26 @@ def rename_with_whiteout(
 def reap(t: Transaction, ino: int) -> None:
     """Drops an orphan that nobody holds any more; does nothing if it is gone, or has a link again.
 
-    In a cluster: this node has unlinked its data file, and the last one to do so drops it."""
+    In a cluster: this node has unlinked its data file, and the last one to do so drops it; where
+    records are each node's own, none waits for another."""
     if t.get(keys.orphan(ino)) is None:
         return
     if t.node:
         placements.let_go(t, ino, t.node)
-        if placements.is_held(t, ino):
+        if placements.is_held(t, ino) and not namespaces.is_peer(t, namespace_of(ino)):
             return
     value = t.get(keys.inode(ino))
     if value is None:
         t.delete(keys.orphan(ino))
     else:
         drop_inode(t, ino, unpack_inode(value))
+
+
+def reap_all(t: Transaction, inos: Sequence[int]) -> list[int]:
+    """Does `reap` for each; returns them."""
+    for ino in inos:
+        reap(t, ino)
+    return list(inos)
 
 
 def list_children(t: Transaction, parent: int, after_key: bytes, limit: int) -> list[Child]:
@@ -406,18 +420,21 @@ def _inherit_group(inode: Inode, directory: Inode) -> None:
         inode.mode |= stat.S_ISGID
 
 
-def _put_new(t: Transaction, ino: int, inode: Inode) -> None:
+def _put_new(t: Transaction, ino: int, inode: Inode, *named: tuple[bytes, bytes]) -> None:
+    """Puts a new inode, and the entry that leads to it, in one call for all keys."""
     inode.btime_ns = inode.ctime_ns
+    packed, pairs = keys.pack_u64(ino), list(named)
     if not stat.S_ISREG(inode.mode):
         inode.flags |= Flag.PUBLISHED
     else:
         if not inode.flags & Flag.PUBLISHED:
-            t.put(keys.UNPUBLISHED + keys.pack_u64(ino), t.node)
+            pairs.append((keys.UNPUBLISHED + packed, t.node))
         if not inode.flags & Flag.SEALED or inode.boot:
-            t.put(keys.UNSEALED + keys.pack_u64(ino), t.node)
+            pairs.append((keys.UNSEALED + packed, t.node))
         if t.node:
-            placements.hold(t, ino, inode.version)
-    write_inode(t, ino, inode)
+            pairs += placements.of_holder(ino, inode.version, t.node)
+    pairs.append((keys.INODE + packed, pack(inode)))
+    t.put_all(pairs)
     add_usage(t, ino >> NAMESPACE_SHIFT, BLOCK * inode.blocks, 1)
 
 

@@ -2,9 +2,10 @@
 
 | module | subject |
 |---|---|
-| `open` | beside the node: how a door comes to a descriptor, or to its answer |
+| `open` | how a door comes to a descriptor, or to its answer |
 | `missing_data` | the one decision on a file whose data file is not what its record says |
 | `stage`, `stage_records` | files in the making, and their transactions |
+| `names` | files that have their names from the beginning; a rename over a durable file |
 | `post_commit`, `deferred_notify` | a change of names committed, and those told who must know |
 | `port` | the node as doors reach it: in process (`kvfs.node.local_port`), by socket |
 | `control_port`, `node_client` | that socket; what a client makes of a node that does not answer |

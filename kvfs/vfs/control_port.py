@@ -1,6 +1,8 @@
 """The node's port over its control socket. Its calls block the thread and never suspend, so that
 `answer` has their result without an event loop; `changed_in_loop` alone is for one."""
 
+import base64
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -8,7 +10,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from kvfs.base import control
+from kvfs.base.errors import Unavailable
 from kvfs.tree.changes import Change, to_wire
+from kvfs.tree.copies.told_names import AskedPage, Detail, ToldPage
 from kvfs.vfs.port import (
     METHODS,
     AskedFile,
@@ -16,17 +20,29 @@ from kvfs.vfs.port import (
     BorrowedData,
     ChangedNames,
     DataState,
+    FoundNames,
+    ListedPages,
+    Name,
     ReadFiles,
+    Removable,
+    RemovedDirectory,
     Sealing,
     SpaceGrant,
     State,
     WantedData,
+    WantedNames,
+    WantedPages,
     WantedRoom,
     Writing,
 )
 
 T = TypeVar("T")
+_encode: Final = msgspec.msgpack.Encoder().encode
+_told_pages: Final = msgspec.msgpack.Decoder(list[ToldPage]).decode
 _DEADLINE_S: Final = 10.0
+_SILENT_S: Final = 1.0
+"""Deadline of what a node is told that did not answer in time the last time: callers do its part
+for the mount in its place, and each of them would wait as long as the first did."""
 _ROOM_DEADLINE_S: Final = 15.0
 """Deadline of a request for room: the node itself looks for room for ten seconds."""
 
@@ -47,6 +63,8 @@ class ControlPort:
 
     def __init__(self, socket: Path) -> None:
         self._node = control.ControlClient(socket)
+        self._patience_s = _DEADLINE_S
+        """Deadline of the next change that the node is told."""
         self.expire = self._node.expire
         """Ends the waits of event loops whose deadline has passed."""
 
@@ -66,7 +84,14 @@ class ControlPort:
         dropped: Sequence[int] = (),
     ) -> None:
         """See `NodePort.changed`."""
-        self._ask(ChangedNames(to_wire(changes), list(published), list(dropped)))
+        request = ChangedNames(to_wire(changes), list(published), list(dropped))
+        end = time.monotonic() + self._patience_s
+        try:
+            self._ask(request, self._patience_s)
+        except Unavailable:
+            self._note_silence(end)
+            raise
+        self._patience_s = _DEADLINE_S
 
     async def changed_in_loop(
         self, changes: Sequence[Change], published: Sequence[int], dropped: Sequence[int]
@@ -75,7 +100,17 @@ class ControlPort:
         which calls `expire` now and then. When it is cancelled, the node is told all the same."""
         request = ChangedNames(to_wire(changes), list(published), list(dropped))
         method = METHODS[ChangedNames]
-        await self._node.ask(method, msgspec.structs.asdict(request), _DEADLINE_S)
+        end = time.monotonic() + self._patience_s
+        try:
+            await self._node.ask(method, msgspec.structs.asdict(request), self._patience_s)
+        except Unavailable:
+            self._note_silence(end)
+            raise
+        self._patience_s = _DEADLINE_S
+
+    def _note_silence(self, end: float) -> None:
+        """Has the next caller wait less, if the node did not answer until `end`."""
+        self._patience_s = _SILENT_S if time.monotonic() >= end else _DEADLINE_S
 
     async def room(self, namespace_id: int, size: int) -> SpaceGrant:
         """See `NodePort.room`."""
@@ -85,6 +120,21 @@ class ControlPort:
     async def touched(self, inos: Sequence[int], misses: Mapping[str, int]) -> None:
         """See `NodePort.touched`."""
         self._ask(ReadFiles(list(inos), dict(misses)))
+
+    async def find(self, names: Sequence[Name]) -> bool:
+        """See `NodePort.find`."""
+        asked = [(directory, base64.b64encode(name).decode()) for directory, name in names]
+        return msgspec.convert(self._ask(WantedNames(asked)), FoundNames).is_news
+
+    async def listed(self, asked: Sequence[AskedPage], detail: Detail) -> list[ToldPage]:
+        """See `NodePort.listed`."""
+        request = WantedPages(base64.b64encode(_encode(asked)).decode(), detail)
+        found = msgspec.convert(self._ask(request), ListedPages)
+        return _told_pages(base64.b64decode(found.pages))
+
+    async def may_remove(self, directory: int) -> bool:
+        """See `NodePort.may_remove`."""
+        return msgspec.convert(self._ask(RemovedDirectory(directory)), Removable).is_empty
 
     async def bring(self, ino: int) -> State:
         """See `NodePort.bring`."""

@@ -7,11 +7,12 @@ inodes that lost their last link by the orphans.
 
 import contextlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
+
+from kvfs.base import forks
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -28,13 +29,12 @@ class DeferredNotify(Generic[T]):
         self._tell = tell
         self._thread: threading.Thread | None = None
         self._gathered: deque[T] = deque()
-        self._begin()
+        self.begin_anew()
+        forks.in_each_child(self)
 
     def add(self, items: Sequence[T], size_bytes: int) -> list[T]:
         """Adds notices, and returns those that the caller is to tell itself: none, or all, if they
         are many. Never waits."""
-        if self._pid != os.getpid():
-            self._begin()
         self._gathered += items
         self._bytes += size_bytes
         if len(self._gathered) > LIMIT or self._bytes > LIMIT_BYTES:
@@ -48,8 +48,6 @@ class DeferredNotify(Generic[T]):
 
     def flush(self) -> None:
         """Returns when everything added before has been told. Raises what `tell` raises."""
-        if self._pid != os.getpid():
-            self._begin()
         with self._telling:
             if taken := self._taken():
                 self._tell(taken)
@@ -64,7 +62,7 @@ class DeferredNotify(Generic[T]):
             if self._thread is not None:
                 self._thread.join()
 
-    def _begin(self) -> None:
+    def begin_anew(self) -> None:
         """Begins with nothing: in the child of a fork the gathered notices are the parent's, and
         thread and locks are not there."""
         self._telling = threading.Lock()
@@ -73,7 +71,6 @@ class DeferredNotify(Generic[T]):
         self._due = threading.Event()
         self._closing = threading.Event()
         self._thread = None
-        self._pid = os.getpid()
 
     def _taken(self) -> list[T]:
         """Returns all gathered notices. Each goes to one of the threads that ask at once."""

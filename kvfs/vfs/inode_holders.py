@@ -4,21 +4,36 @@ An inode that lost its last link stays until nobody holds it: the kernel may hav
 open it next (`os.replace` under concurrent opens), or it is open already. The counts live in memory
 only; they end with the mount."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 
-def _nothing(_: int) -> None:
-    """Stands in where no data files are kept open beyond their handles."""
+class OpenContents(Protocol):
+    """The contents that a mount has open."""
+
+    def let_go(self, ino: int) -> None:
+        """Closes a data file that is kept open without a handle, before the file is evicted or its
+        space is wanted back."""
+
+    def has_content(self, ino: int, version: int) -> bool:
+        """Returns whether this version's data file may be that of an open file."""
+
+    def is_changed(self, ino: int) -> bool:
+        """Returns whether the file is open, and its published content may have been changed: its
+        data file differs from its record until it is closed."""
 
 
-def _any_content(_ino: int, _version: int) -> bool:
-    """Stands in where an open file may be of any version."""
-    return True
+class _NoMount:
+    """Stands in where there is no mount: nothing is kept open, and what is open may be of any
+    version."""
 
+    def let_go(self, _ino: int) -> None:
+        pass
 
-def _unchanged(_: int) -> bool:
-    """Stands in where nothing is open."""
-    return False
+    def has_content(self, _ino: int, _version: int) -> bool:
+        return True
+
+    def is_changed(self, _ino: int) -> bool:
+        return False
 
 
 class Holders:
@@ -29,14 +44,27 @@ class Holders:
         self._opens: dict[int, int] = {}
         self._writers: dict[int, int] = {}
         self._unrecorded: dict[int, int] = {}
-        self.let_go: Callable[[int], None] = _nothing
-        """Closes a data file that is kept open without a handle, before the file is evicted or its
-        space is wanted back."""
-        self.has_content: Callable[[int, int], bool] = _any_content
-        """Returns whether this version's data file may be that of an open file."""
-        self.is_changed: Callable[[int], bool] = _unchanged
-        """Returns whether the file is open, and its published content may have been changed: its
-        data file differs from its record until it is closed."""
+        self._contents: OpenContents = _NoMount()
+
+    def mounted(self, contents: OpenContents) -> None:
+        """Asks the node's mount for what it has open, until `unmounted`."""
+        self._contents = contents
+
+    def unmounted(self) -> None:
+        """Notes that the mount has gone, with all that it had open."""
+        self._contents = _NoMount()
+
+    def let_go(self, ino: int) -> None:
+        """See `OpenContents.let_go`."""
+        self._contents.let_go(ino)
+
+    def has_content(self, ino: int, version: int) -> bool:
+        """See `OpenContents.has_content`."""
+        return self._contents.has_content(ino, version)
+
+    def is_changed(self, ino: int) -> bool:
+        """See `OpenContents.is_changed`."""
+        return self._contents.is_changed(ino)
 
     def looked_up(self, ino: int, count: int = 1) -> None:
         """Notes that the kernel was given this inode number in `count` replies."""

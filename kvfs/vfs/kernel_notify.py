@@ -29,6 +29,7 @@ _REMOVED: Final = struct.Struct("=QQII")
 _INVAL_INODE: Final = 2
 _INVAL_ENTRY: Final = 3
 _DELETE: Final = 6
+_RESEND: Final = 7
 _INC_EPOCH: Final = 8
 
 
@@ -37,6 +38,9 @@ def _message(code: int, body: bytes) -> bytes:
 
 
 EVERY_NAME: Final = _message(_INC_EPOCH, b"")
+RESEND: Final = _message(_RESEND, b"")
+"""Has the kernel send again all requests that are not answered (Linux 6.9), their numbers marked by
+the highest bit."""
 
 
 def entry(parent: int, name: bytes) -> bytes:

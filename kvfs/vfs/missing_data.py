@@ -6,6 +6,7 @@
 | missing, and the nodes that have it do not run | a miss, the record is forgotten | Unavailable |
 | missing, and nobody has it | a miss, the record is forgotten | Corrupt |
 | not as long as its seal | evicted: a miss | set aside, then as missing |
+| on a disk that does not give it | evicted, unless others have it: a miss | Corrupt; it stays |
 | of a record that has no name any more | Stale | Stale |
 
 If another node has the file, its copy replaces the torn one.
@@ -21,8 +22,10 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from kvfs.base.descriptors import closing
 from kvfs.base.errors import Corrupt, KvfsError, Stale, Unavailable, Unreached
 from kvfs.datastore.files import DataFiles
+from kvfs.datastore.kernel.safe_open import Unreadable
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Flag, Inode
@@ -80,9 +83,10 @@ async def _never(_: int) -> bool:
 
 class Missing:
     """Settles such files for one node. `give_up` handles a record whose data nobody has, `damaged`
-    a data file that is not the sealed one; `is_elsewhere` tells whether data may be fetched from
-    other nodes or a cold tier. `is_written`: whether a file is open for writing here; then it has
-    no seal when that returns."""
+    a data file that is not the sealed one, `unreadable` one that its disk does not give (it raises
+    the answer, or the record is another then). `is_elsewhere` tells whether data may be fetched
+    from other nodes or a cold tier. `is_written`: whether a file is open for writing here; then it
+    has no seal when that returns."""
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class Missing:
         files: DataFiles,
         give_up: Callable[[int, Inode], Awaitable[object]],
         damaged: Callable[[int, Inode], Awaitable[None]],
+        unreadable: Callable[[int, Inode, OSError], Awaitable[None]],
         is_elsewhere: Callable[[], bool],
         is_written: Callable[[int], Awaitable[bool]] = _never,
     ) -> None:
@@ -97,27 +102,39 @@ class Missing:
         self._files = files
         self._give_up = give_up
         self._damaged = damaged
+        self._unreadable = unreadable
         self._is_elsewhere = is_elsewhere
         self._is_written = is_written
 
     async def settle(self, ino: int) -> None:
         """Brings record and data file together, as the table says; does nothing if they agree.
 
-        Cancelled: done or not, never half. Raises Unavailable, NoSpace, OSError.
+        Cancelled: done or not, never half. Raises Unavailable, NoSpace, OSError; Corrupt and
+        Unreached where the disk does not give it.
         """
         inode = await self._record(ino)
         if inode is None or not inode.nlink or not inode.flags & Flag.PUBLISHED:
             return
         try:
-            stat = self._files.stat(ino, inode.version)
+            stat = self._look(ino, inode.version)
         except FileNotFoundError:
             if not self._is_elsewhere():
                 await self._give_up(ino, inode)
+            return
+        except Unreadable as error:
+            await self._unreadable(ino, inode, error)
             return
         if not is_torn(inode, stat) or await self._is_written(ino):
             return
         if await self._record(ino) == inode:
             await self._damaged(ino, inode)
+
+    def _look(self, ino: int, version: int) -> os.stat_result:
+        try:
+            with closing(self._files.open_unseen(ino, version)) as fd:
+                return os.fstat(fd)
+        except BlockingIOError:  # a lease is being given back
+            return self._files.stat(ino, version)
 
     async def _record(self, ino: int) -> Inode | None:
         return (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]

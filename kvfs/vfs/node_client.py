@@ -19,13 +19,15 @@ from kvfs.base import fuse_device
 from kvfs.base.control import NoNode
 from kvfs.base.errors import Unavailable
 from kvfs.tree.changes import Change
+from kvfs.tree.copies.told_names import AskedPage, Detail, ToldPage
 from kvfs.vfs import kernel_notify
 from kvfs.vfs.control_port import ControlPort, answer
-from kvfs.vfs.port import SpaceGrant, State
+from kvfs.vfs.port import Name, SpaceGrant, State
 
 T = TypeVar("T")
 _STAND_IN_S: Final = 2.0
 _CHANGES_IN_A_REQUEST: Final = 1_000
+_NAMES_IN_A_REQUEST: Final = 256
 _NUMBERS_IN_A_REQUEST: Final = 8_192
 
 
@@ -38,8 +40,8 @@ class Told(enum.Enum):
     NOBODY = "no node runs"
 
 
-class Link:
-    """The link to the node behind one control socket; any thread."""
+class NodeClient:
+    """The node behind one control socket, as a process beside it reaches it; any thread."""
 
     def __init__(self, socket: Path) -> None:
         self._port = ControlPort(socket)
@@ -110,6 +112,35 @@ class Link:
         Raises NoSpace, naming what is full; Unavailable when the node does not answer in time.
         """
         return _if_any(self._port.room(namespace_id, size))
+
+    def find(self, names: Sequence[Name]) -> bool:
+        """Looks on other nodes for names in namespaces whose names are each node's own; returns
+        whether another look at the records here may find one. If no node runs, or it does not
+        answer in time, the rest are misses."""
+        is_news = False
+        try:
+            for start in range(0, len(names), _NAMES_IN_A_REQUEST):
+                part = names[start : start + _NAMES_IN_A_REQUEST]
+                is_news = answer(self._port.find(part)) or is_news
+        except Unavailable:  # NoNode too
+            return is_news
+        return is_news
+
+    def listed(self, asked: Sequence[AskedPage], detail: Detail) -> list[ToldPage]:
+        """Returns what other nodes have of these parts of directories. If no node runs, or it does
+        not answer in time, that is nothing."""
+        try:
+            return answer(self._port.listed(asked, detail))
+        except Unavailable:  # NoNode too
+            return [ToldPage([])] * len(asked)
+
+    def may_remove(self, directory: int) -> bool:
+        """Returns whether no other node is known to have a file below a directory that is to be
+        removed."""
+        try:
+            return answer(self._port.may_remove(directory))
+        except Unavailable:  # NoNode too
+            return True
 
     def bring(self, ino: int) -> bool:
         """Returns when the file's data are on this host. False: they are on no other, or no node

@@ -12,10 +12,15 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from kvfs.tree.changes import Change
+from kvfs.tree.copies.told_names import AskedPage, Detail, ToldPage
 
 State = Literal["here", "coming", "nowhere"]
 """The state of a file's data. `here`: the wanted part can be read; `coming`: ask again; `nowhere`:
 nobody else has them, or there is nobody to ask."""
+
+
+Name = tuple[int, bytes]
+"""A directory, and a name in it."""
 
 
 class SpaceGrant(msgspec.Struct):
@@ -45,6 +50,20 @@ class NodePort(Protocol):
 
     async def touched(self, inos: Sequence[int], misses: Mapping[str, int]) -> None:
         """Takes note of files that were read, in this order, and of names that were missed."""
+
+    async def find(self, names: Sequence[Name]) -> bool:
+        """Looks on other nodes for names that are absent here, or whose data are, in namespaces
+        whose names are each node's own; others are passed over. Returns whether the records here
+        may say something else of one of them by now: look again."""
+
+    async def listed(self, asked: Sequence[AskedPage], detail: Detail) -> list[ToldPage]:
+        """Returns what other nodes have of these parts of directories, in namespaces whose names
+        are each node's own: of each some names, or that there are none up to a key. Nodes that do
+        not answer are left out."""
+
+    async def may_remove(self, directory: int) -> bool:
+        """Returns whether a directory that is empty here may be removed: no other node that answers
+        has a file below it. Then theirs go too, where its namespace's names are each node's own."""
 
     async def bring(self, ino: int) -> State:
         """Reconciles a file's record and data, and waits for a while for data that others have.
@@ -90,6 +109,27 @@ class ReadFiles(msgspec.Struct):
     """Number of misses by reason (`policy.miss_reasons`)."""
 
 
+class WantedNames(msgspec.Struct):
+    """The request `find`."""
+
+    names: list[tuple[int, str]]
+    """A directory, and the bytes of a name in it in base64."""
+
+
+class WantedPages(msgspec.Struct):
+    """The request `list`."""
+
+    asked: str
+    """`AskedPage`s in msgpack, in base64."""
+    detail: Detail
+
+
+class RemovedDirectory(msgspec.Struct):
+    """The request `may-remove`."""
+
+    inode: int
+
+
 class WantedData(msgspec.Struct):
     """The request `bring`."""
 
@@ -120,6 +160,25 @@ class AskedFiles(msgspec.Struct):
     inodes: list[int]
 
 
+class FoundNames(msgspec.Struct):
+    """The answer to `find`."""
+
+    is_news: bool
+
+
+class ListedPages(msgspec.Struct):
+    """The answer to `list`."""
+
+    pages: str
+    """A `ToldPage` for each that was asked for, in msgpack, in base64."""
+
+
+class Removable(msgspec.Struct):
+    """The answer to `may-remove`."""
+
+    is_empty: bool
+
+
 class DataState(msgspec.Struct):
     """The answer to `bring` and `borrow`."""
 
@@ -142,6 +201,9 @@ METHODS: Final[Mapping[type[msgspec.Struct], str]] = {
     ChangedNames: "changed",
     WantedRoom: "room",
     ReadFiles: "touched",
+    WantedNames: "find",
+    WantedPages: "list",
+    RemovedDirectory: "may-remove",
     WantedData: "bring",
     BorrowedData: "borrow",
     AskedFile: "writers",

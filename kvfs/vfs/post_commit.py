@@ -20,42 +20,46 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+import msgspec
 import trio
 
+from kvfs.base.clock import file_time_ns
+from kvfs.base.detach import aside
 from kvfs.base.errors import KvfsError
 from kvfs.datastore.known_directories import Known
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode
-from kvfs.session.session import Session, now_ns
+from kvfs.session.session import Session
 from kvfs.tree import namespaces, notices, tree
 from kvfs.tree.changes import Change
 from kvfs.tree.tree import Removed
 from kvfs.vfs.deferred_notify import DeferredNotify
-from kvfs.vfs.node_client import Link, Told
+from kvfs.vfs.node_client import NodeClient, Told
 
 T = TypeVar("T")
 _parent_of: Final = operator.attrgetter("parent")
+_made: Final = tuple.__new__
+"""Makes a named tuple without a call of Python."""
 
 
-class Changed:
+class Changed(msgspec.Struct, eq=False):
     """Gathers, in one transaction, its changes."""
 
-    def __init__(self) -> None:
-        self.changes: list[Change] = []
-        self.orphans: list[tuple[int, Inode]] = []
-        self.published: list[int] = []
-        """New files."""
-        self.size_bytes = 0
-        """Bytes of the new files."""
-        self.notice = b""
-        """The notice's key; empty: no kernel can know what was changed."""
-        self.links_stay = False
-        """Whether an inode that changed has further links, by which a kernel may know it."""
+    changes: list[Change] = []
+    orphans: list[tuple[int, Inode]] = []
+    published: list[int] = []
+    """New files."""
+    size_bytes: int = 0
+    """Bytes of the new files."""
+    notice: bytes = b""
+    """The notice's key; empty: no kernel can know what was changed."""
+    links_stay: bool = False
+    """Whether an inode that changed has further links, by which a kernel may know it."""
 
     def name(self, parent: int, name: bytes, removed: Removed | None = None) -> None:
         """Notes that this name came, went or leads elsewhere; `removed` is the inode that lost its
         link by that."""
-        self.changes.append(Change(parent, name, removed.ino if removed else 0))
+        self.changes.append(_made(Change, (parent, name, removed.ino if removed else 0)))
         if removed is None:
             return
         if removed.inode.nlink:
@@ -90,31 +94,27 @@ def _news(changed: Sequence[Changed]) -> tuple[list[Change], list[int], list[int
     return changes, published, dropped
 
 
-def _left_orphans(told: Told, changed: Sequence[Changed]) -> list[tuple[int, Inode]]:
-    """Returns the orphans that no node drops, since none runs."""
-    if told is not Told.NOBODY:
-        return []
+def _orphans(changed: Sequence[Changed]) -> list[tuple[int, Inode]]:
     return [orphan for each in changed for orphan in each.orphans]
 
 
 class Finisher:
     """Commits changes of names for one client, and does what follows; any thread."""
 
-    def __init__(self, session: Session, link: Link) -> None:
+    def __init__(self, session: Session, node: NodeClient) -> None:
         self._session = session
-        self._link = link
+        self._node = node
         self._known = Known(session.store.known)
         self._soon: DeferredNotify[Changed] = DeferredNotify(self.tell)
         self._taken: list[bytes] = []
         self.flush: Final = self._soon.flush
         """Tells the node at once of what was put off, freed space among it."""
 
-    def post(self, t: Transaction, changed: Changed, now: int) -> None:
-        """Does step 1; to be called last in the transaction. In a cluster, a node that commits it
-        for us tells its mount by itself."""
-        if t.node:
-            return
+    def _post(self, t: Transaction, changed: Changed) -> None:
+        """Does step 1, last in the transaction. In a cluster, a node that commits it for us tells
+        its mount by itself."""
         if changed.links_stay or self._known.any_of(map(_parent_of, changed.changes)):
+            now = file_time_ns()
             changed.notice = notices.post(t, changed.changes, now)
 
     def clear(self, t: Transaction) -> None:
@@ -129,10 +129,11 @@ class Finisher:
 
         def step(t: Transaction) -> tuple[T, Changed]:
             changed = Changed()
-            self.clear(t)
+            if self._taken:
+                self.clear(t)
             result = fn(t, changed)
-            if changed.changes:
-                self.post(t, changed, now_ns())
+            if changed.changes and not t.node:
+                self._post(t, changed)
             return result, changed
 
         return self._session.write(step)
@@ -160,23 +161,31 @@ class Finisher:
     def put_off(self, changed: Sequence[Changed]) -> Sequence[Changed]:
         """Leaves to a thread the changes that no kernel can know. Returns those to be told now, by
         `tell`: also earlier ones, if they are many. Never waits."""
-        urgent = [each for each in changed if each.notice]
-        if len(urgent) < len(changed):
-            rest = [each for each in changed if not each.notice]
-            urgent += self._soon.add(rest, sum(each.size_bytes for each in rest))
+        urgent: list[Changed] = []
+        rest: list[Changed] = []
+        size_bytes = 0
+        for each in changed:
+            if each.notice:
+                urgent.append(each)
+            else:
+                rest.append(each)
+                size_bytes += each.size_bytes
+        if rest:
+            urgent += self._soon.add(rest, size_bytes)
         return urgent
 
     def tell(self, changed: Sequence[Changed]) -> None:
         """Does `finish` for the result of `put_off`."""
-        told = self._link.tell(*_news(changed))
-        if orphans := _left_orphans(told, changed):
+        told = self._node.tell(*_news(changed))
+        if told is Told.NOBODY and (orphans := _orphans(changed)):
             self.drop(orphans)
         self._take(told, changed)
 
     async def tell_in_loop(self, changed: Sequence[Changed]) -> None:
-        """Does what `tell` does, in an event loop (see `Link.tell_in_loop`)."""
-        told = await self._link.tell_in_loop(*_news(changed))
-        if orphans := _left_orphans(told, changed):
+        """Does what `tell` does, in an event loop (see `NodeClient.tell_in_loop`)."""
+        told = await self._node.tell_in_loop(*_news(changed))
+        if told is Told.NOBODY and (orphans := _orphans(changed)):
+            await aside()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self.drop, orphans)
         self._take(told, changed)
@@ -184,7 +193,9 @@ class Finisher:
     def _take(self, told: Told, changed: Sequence[Changed]) -> None:
         """Leaves step 5 to the next change, unless the node has yet to do its part."""
         if told is not Told.KERNEL:
-            self._taken += [each.notice for each in changed if each.notice]
+            for each in changed:
+                if each.notice:
+                    self._taken.append(each.notice)
 
     def drop(self, orphans: Sequence[tuple[int, Inode]]) -> None:
         """Does steps 3 and 4."""

@@ -37,7 +37,7 @@ Kinds = Mapping[int, str]
 
 def kinds_of(t: Transaction) -> Kinds:
     """Returns the kinds of all namespaces."""
-    return {each.id: each.namespace.kind for each in namespaces.list_all(t)}
+    return {number: each.kind for number, each in namespaces.records(t).items()}
 
 
 def may_be_durable(kinds: Kinds, ino: int, said: Description | None) -> bool:
@@ -99,9 +99,7 @@ class Quarantine:
     async def run(self) -> None:
         """Checks each second whether a file came or went, until cancelled."""
         looking = Persistence(log.warning, "what is in quarantine is not known")
-        while True:
-            await looking.attempt(self.look)
-            await trio.sleep(_PERIOD_S)
+        await looking.repeat(self.look, _PERIOD_S)
 
     async def look(self) -> None:
         """Measures the quarantine anew if a file came or went. Raises OSError."""

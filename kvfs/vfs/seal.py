@@ -5,7 +5,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from kvfs.datastore import file_sync
@@ -13,7 +13,7 @@ from kvfs.datastore import files as data
 from kvfs.datastore.checksum import FileChecksum
 from kvfs.datastore.files import DataFiles, Description
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import Flag, Inode, namespace_of
+from kvfs.meta.records import Flag, Inode, Namespace, namespace_of
 from kvfs.tree import lifecycle, namespaces, sealed_etags, tree
 from kvfs.tree.inodes import xattrs_within
 
@@ -24,7 +24,7 @@ _DESCRIBED_BYTES: Final = 4096
 
 
 class SealRead(NamedTuple):
-    """The findings of step 1 in a data file; `fd` stays open until step 4."""
+    """The findings of step 1 in a data file; `fd` stays open until its record is sealed."""
 
     ino: int
     version: int
@@ -32,6 +32,8 @@ class SealRead(NamedTuple):
     stat: os.stat_result
     checksum: FileChecksum
     blocks: int
+    stamp: tuple[int, int, int]
+    """The data file's `stamp` while nobody but the sealer has changed it."""
 
 
 def sealable(inode: Inode) -> bool:
@@ -46,35 +48,59 @@ def stamp(stat: os.stat_result) -> tuple[int, int, int]:
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def seal(t: Transaction, each: SealRead) -> bool:
-    """Does step 3, with the MD5 as ETag if it was computed. A file that was changed through a
-    mapping after its last close is published first; in a cluster, by the caller (`is_changed`)."""
-    inode = tree.read_inodes(t, [each.ino])[0]
+def seal_all(t: Transaction, read: Sequence[SealRead]) -> list[bool]:
+    """Does step 4, with the MD5 as ETag where it was computed; returns whether each is sealed. A
+    file that was changed through a mapping after its last close is published first; in a cluster,
+    by the caller (`changed`)."""
+    inodes = tree.read_inodes(t, [each.ino for each in read])
+    return [_seal(t, each, inode) for each, inode in zip(read, inodes, strict=True)]
+
+
+def _seal(t: Transaction, each: SealRead, inode: Inode | None) -> bool:
+    ino = each.ino
     if inode is None or not sealable(inode):
         return False
     if _differs(inode, each):
         if t.node or not _is_as_read(each):
             return False
         publish(t, each)
-    if not _seal_record(t, each, synced=False):
-        return False
-    if each.checksum.md5:
-        sealed_etags.give(t, each.ino, each.checksum.md5)
-    return True
+        inode = tree.read_inode(t, ino)
+    is_sealed = lifecycle.seal(
+        t,
+        ino,
+        inode,
+        version=each.version,
+        size=each.stat.st_size,
+        blocks=each.blocks,
+        mtime_ns=each.stat.st_mtime_ns,
+        ctime_ns=each.stat.st_ctime_ns,
+        checksum=each.checksum.combined,
+    )
+    if is_sealed and each.checksum.md5:
+        sealed_etags.give(t, ino, each.checksum.md5)
+    return is_sealed
 
 
-def is_there(t: Transaction, each: SealRead) -> bool:
-    """Returns whether the file has a name still, and this data file."""
-    inode = tree.read_inodes(t, [each.ino])[0]
-    return inode is not None and inode.nlink > 0 and inode.version == each.version
+def there(t: Transaction, read: Sequence[SealRead]) -> list[SealRead]:
+    """Returns those that have a name still, and this data file."""
+    inodes = tree.read_inodes(t, [each.ino for each in read])
+    return [
+        each
+        for each, inode in zip(read, inodes, strict=True)
+        if inode is not None and inode.nlink > 0 and inode.version == each.version
+    ]
 
 
-def is_changed(t: Transaction, each: SealRead) -> bool:
-    """Returns whether the data file was changed through a mapping after its last close."""
-    inode = tree.read_inodes(t, [each.ino])[0]
-    if inode is None or not sealable(inode) or inode.version != each.version:
-        return False
-    return _differs(inode, each) and _is_as_read(each)
+def changed(t: Transaction, read: Sequence[SealRead]) -> list[SealRead]:
+    """Returns those whose data files were changed through a mapping after their last close."""
+    inodes = tree.read_inodes(t, [each.ino for each in read])
+    return [
+        each
+        for each, inode in zip(read, inodes, strict=True)
+        if inode is not None
+        and _differs(inode, each)
+        and (sealable(inode) and inode.version == each.version and _is_as_read(each))
+    ]
 
 
 def publish(t: Transaction, each: SealRead, version: int | None = None) -> None:
@@ -99,39 +125,7 @@ def _differs(inode: Inode, each: SealRead) -> bool:
 def _is_as_read(each: SealRead) -> bool:
     """Returns whether the data file is as it was read: its times may have been set with the
     record's."""
-    return stamp(os.fstat(each.fd)) == stamp(each.stat)
-
-
-def _seal_record(t: Transaction, each: SealRead, *, synced: bool) -> bool:
-    return lifecycle.seal(
-        t,
-        each.ino,
-        version=each.version,
-        size=each.stat.st_size,
-        blocks=each.blocks,
-        mtime_ns=each.stat.st_mtime_ns,
-        ctime_ns=each.stat.st_ctime_ns,
-        checksum=each.checksum.combined,
-        synced=synced,
-    )
-
-
-def confirm(t: Transaction, each: SealRead) -> bool:
-    """Does step 5, unless the file was opened for writing since step 3."""
-    inode = tree.read_inodes(t, [each.ino])[0]
-    if inode is None or not inode.flags & Flag.SEALED:
-        return False
-    if inode.checksum != each.checksum.combined:
-        return False
-    return _seal_record(t, each, synced=True)
-
-
-def take_back(t: Transaction, lost: list[SealRead]) -> None:
-    """Undoes step 3 if step 4 found that the data may not be on the disk."""
-    for each in lost:
-        inode = tree.read_inodes(t, [each.ino])[0]
-        if inode is not None and inode.checksum == each.checksum.combined:
-            lifecycle.reopen(t, each.ino)
+    return stamp(os.fstat(each.fd)) == each.stamp
 
 
 def synced(
@@ -162,9 +156,14 @@ def settle(t: Transaction, synced: list[tuple[int, int]]) -> None:
             lifecycle.synced(t, ino)
 
 
-def describe(t: Transaction, each: SealRead) -> Description | None:
-    """Returns the description that the data file is to have; None when it has no name any more."""
-    return described(t, each.ino, each.version, each.stat.st_size, each.checksum.combined)
+def describe_all(t: Transaction, read: Sequence[SealRead]) -> list[Description | None]:
+    """Returns the description that each data file is to have; None where it has no name any
+    more."""
+    inodes, describing = tree.read_inodes(t, [each.ino for each in read]), _Describing(t)
+    return [
+        describing.of(each.ino, inode, each.version, each.stat.st_size, each.checksum.combined)
+        for each, inode in zip(read, inodes, strict=True)
+    ]
 
 
 def described(
@@ -172,46 +171,75 @@ def described(
 ) -> Description | None:
     """Returns the description that a data file of this version, size and checksum is to have; None
     if its record has no name."""
-    inode = tree.read_inodes(t, [ino])[0]
-    if inode is None or not inode.nlink:
-        return None
-    namespace = namespaces.get(t, namespace_of(ino))
-    first, *others = (
-        tree.path_of(t, parent).rstrip(b"/") + b"/" + name
-        for parent, name in tree.links(t, ino, inode)
-    )
-    return Description(
-        ino=ino,
-        version=version,
-        size=size,
-        checksum=checksum,
-        path=first,
-        mode=inode.mode,
-        uid=inode.uid,
-        gid=inode.gid,
-        mtime_ns=inode.mtime_ns,
-        described_ns=time.time_ns(),
-        namespace=namespace.name,
-        kind=namespace.kind,
-        others=others,
-        xattrs=xattrs_within(t, ino, _DESCRIBED_BYTES),
-    )
+    return _Describing(t).of(ino, tree.read_inodes(t, [ino])[0], version, size, checksum)
+
+
+class _Describing:
+    """Descriptions of files by one transaction, which reads each directory once."""
+
+    def __init__(self, t: Transaction) -> None:
+        self._t = t
+        self._namespaces: dict[int, Namespace] = {}
+        self._directories: dict[int, bytes] = {}
+
+    def of(
+        self, ino: int, inode: Inode | None, version: int, size: int, checksum: bytes
+    ) -> Description | None:
+        """Does what `described` describes."""
+        if inode is None or not inode.nlink:
+            return None
+        t, space = self._t, namespace_of(ino)
+        namespace = self._namespaces.get(space)
+        if namespace is None:
+            namespace = self._namespaces[space] = namespaces.get(t, space)
+        first, *others = [
+            self._directory(parent) + b"/" + name for parent, name in tree.links(t, ino, inode)
+        ]
+        return Description(
+            ino=ino,
+            version=version,
+            size=size,
+            checksum=checksum,
+            path=first,
+            mode=inode.mode,
+            uid=inode.uid,
+            gid=inode.gid,
+            mtime_ns=inode.mtime_ns,
+            described_ns=time.time_ns(),
+            namespace=namespace.name,
+            kind=namespace.kind,
+            others=others,
+            xattrs=xattrs_within(t, ino, _DESCRIBED_BYTES),
+        )
+
+    def _directory(self, ino: int) -> bytes:
+        path = self._directories.get(ino)
+        if path is None:
+            path = self._directories[ino] = tree.path_of(self._t, ino).rstrip(b"/")
+        return path
 
 
 def settle_on_disk(
     read: list[SealRead], described: list[Description | None], failed: Failed
 ) -> list[SealRead]:
-    """Does step 4, in a thread; returns the files with their present blocks: allocation was delayed
-    until here, and on ext4 a description takes one block of its own."""
-    settled = []
+    """Does step 2, in a thread, of files that have a description; returns those on disk and
+    unchanged, with their present blocks: allocation was delayed until here, and on ext4 a
+    description takes one block of its own."""
+    begun: list[tuple[SealRead, tuple[int, int, int]]] = []
     for each, description in zip(read, described, strict=True):
         try:
-            if description is not None:
-                data.describe(each.fd, description)
-            file_sync.sync(each.fd)
-            blocks = os.fstat(each.fd).st_blocks
+            if description is None or not _is_as_read(each):
+                continue
+            data.describe(each.fd, description)
+            begun.append((each, stamp(os.fstat(each.fd))))
         except OSError as error:
             failed(each.ino, error)
-            continue
-        settled.append(each._replace(blocks=blocks))
+    refused = file_sync.sync_many([each.fd for each, _ in begun])
+    settled = []
+    for each, now in begun:
+        if each.fd in refused:
+            failed(each.ino, refused[each.fd])
+        elif now[:2] == each.stamp[:2]:
+            blocks = os.fstat(each.fd).st_blocks
+            settled.append(each._replace(blocks=blocks, stamp=now))
     return settled

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from kvfs.base.media import is_shared
 from kvfs.base.units import Capacity
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import namespace_of
+from kvfs.meta.records import Usage, namespace_of
 from kvfs.tree import namespaces
 from kvfs.tree.inodes import BLOCK, read_inodes
 
@@ -64,6 +64,10 @@ class NamespaceSpace(NamedTuple):
     """Bytes of its data files on this node."""
     yields: bool = False
     """Whether data files may go here of which other nodes have copies."""
+    elsewhere: Usage = Usage()
+    """The usage of other nodes, where each counts its own: then the space is this node's."""
+    capacity_of_all: int = 0
+    """The capacity of all nodes, where each counts its own."""
 
     @property
     def is_cache(self) -> bool:
@@ -135,9 +139,14 @@ class Census(NamedTuple):
         space = self.space(namespace_id)
         holding = self.namespaces.get(namespace_id)
         within = self.namespaces.values() if holding is None else (holding,)
-        used, free = -(-space.used // _BLOCK), space.free // _BLOCK
+        used, free = space.used, space.free
+        if holding is not None:
+            used += holding.elsewhere.bytes
+            if holding.limited:
+                free = min(self.store.free, max(0, holding.capacity_of_all - used))
+        used, free = -(-used // _BLOCK), free // _BLOCK
         sizes = (_BLOCK, _BLOCK, used + free, free, free)
-        inodes = sum(each.inodes for each in within) + disk.f_favail
+        inodes = sum(each.inodes + each.elsewhere.inodes for each in within) + disk.f_favail
         return os.statvfs_result(
             (*sizes, inodes, disk.f_favail, disk.f_favail, 0, namespaces.MAX_NAME)
         )
@@ -207,7 +216,7 @@ class Accounting:
                 each.namespace.name,
                 each.namespace.kind,
                 each.namespace.capacity > 0,
-                Space(each.namespace.capacity or store.capacity, used[each.id]),
+                Space(each.limit if each.namespace.capacity else store.capacity, used[each.id]),
                 each.usage.inodes,
                 len(open_files.get(each.id, ())),
                 self._coming(each.id, [size for size, _ in open_files.get(each.id, ())]),
@@ -215,6 +224,8 @@ class Accounting:
                 each.id in shared,
                 here[each.id],
                 self._local is not None,
+                each.elsewhere,
+                each.namespace.capacity,
             )
             for each in listed
         }

@@ -16,7 +16,7 @@ from kvfs.base.errors import NoSpace
 from kvfs.base.units import Capacity, format_size
 from kvfs.meta.engine import Transaction
 from kvfs.policy.eviction import headroom
-from kvfs.vfs.node_client import Link
+from kvfs.vfs.node_client import NodeClient
 from kvfs.vfs.space_accounting import STORE, Accounting, Census, Space
 
 _VALID_S: Final = 10.0
@@ -38,10 +38,10 @@ class ReservationRefused(NamedTuple):
 class SpaceReservation:
     """The space that one client asks for, from any thread."""
 
-    def __init__(self, root: str, link: Link, before_asking: Callable[[], None]) -> None:
+    def __init__(self, root: str, node: NodeClient, before_asking: Callable[[], None]) -> None:
         """`before_asking` tells the node of freed space that it does not know yet."""
         self._root = root
-        self._link = link
+        self._node = node
         self._before_asking = before_asking
         self._accounting = Accounting(root, Capacity(), list)
         self._guarded = False
@@ -80,7 +80,7 @@ class SpaceReservation:
         answer = None
         self._before_asking()
         for number, size in refused.wanted.items():
-            answer = self._link.ask_for_room(number, size)
+            answer = self._node.ask_for_room(number, size)
         self._guarded = answer is not None
         limit = Capacity(size_bytes=answer.capacity_bytes) if answer else config.load()[0].capacity
         self._accounting = Accounting(self._root, limit, list)

@@ -32,6 +32,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
+import msgspec
+
+from kvfs.base import forks
 from kvfs.base.errors import Conflict, KvfsError, NoSpace, Unavailable
 from kvfs.datastore import file_sync
 from kvfs.meta import keys
@@ -44,7 +47,7 @@ from kvfs.tree.inodes import BLOCK
 from kvfs.vfs import stage_records
 from kvfs.vfs.post_commit import Changed, Finisher
 from kvfs.vfs.space_reservation import ReservationRefused, SpaceReservation
-from kvfs.vfs.stage_records import Dropped, NewFile, WrittenData, blocks_of
+from kvfs.vfs.stage_records import PAGE_BYTES, Dropped, NewFile, WrittenData, blocks_of
 
 T = TypeVar("T")
 SMALL_BYTES: Final = 1 << 20
@@ -62,21 +65,19 @@ _GROWTH_BYTES: Final = 64 << 20
 """Bytes reserved at a time for a file whose size is not known beforehand."""
 
 
-class Draft:
-    """One file in the making. `fd` is its data file, open for reading and writing."""
+class Draft(msgspec.Struct, eq=False):
+    """One file in the making."""
 
-    __slots__ = ("durable", "fd", "ino", "is_synced", "numbered", "reserved")
-
-    def __init__(self, ino: int, reserved: int, *, durable: bool, numbered: bool) -> None:
-        self.ino = ino
-        """The inode number; 0: it was published, or is discarded."""
-        self.reserved = reserved
-        """Reserved bytes."""
-        self.durable = durable
-        self.numbered = numbered
-        """Whether it has a reserved number, and no record."""
-        self.is_synced = False
-        self.fd = -1
+    ino: int
+    """The inode number; 0: it was published, or is discarded."""
+    reserved: int
+    """Reserved bytes."""
+    durable: bool
+    numbered: bool
+    """Whether it has a reserved number, and no record."""
+    is_synced: bool = False
+    fd: int = -1
+    """Its data file, open for reading and writing."""
 
 
 class Drafts:
@@ -87,9 +88,10 @@ class Drafts:
         self._session = session
         self._room = room
         self._finisher = finisher
-        self._begin()
+        self.begin_anew()
+        forks.in_each_child(self)
 
-    def _begin(self) -> None:
+    def begin_anew(self) -> None:
         """Begins with nothing: in the child of a fork the numbers are the parent's, and the lock
         may be held by a thread that is not there."""
         self._lock = threading.Lock()
@@ -98,7 +100,6 @@ class Drafts:
         self._until: dict[int, float] = {}
         """The end of the use of each namespace's numbers."""
         self._credit: dict[int, tuple[int, float]] = {}
-        self._pid = os.getpid()
 
     # ---- steps 1 and 2
 
@@ -146,7 +147,7 @@ class Drafts:
     def begin_small_now(self, file: NewFile) -> Draft | None:
         """Like `begin_small`, for an event loop; None if the node must be asked for space first."""
         number = file.parent >> NAMESPACE_SHIFT
-        if not self._spend_found(number, BLOCK * blocks_of(file.size)):
+        if not self._spend_found(number, -(-file.size // PAGE_BYTES) * PAGE_BYTES):
             return None
         return self._numbered(number, file.durable)
 
@@ -284,8 +285,6 @@ class Drafts:
 
     def give_back(self) -> None:
         """Releases unused numbers; failures are left to the node."""
-        if self._pid != os.getpid():
-            self._begin()
         with self._lock:
             unused = [ino for each in self._numbers.values() for ino in each]
             self._numbers.clear()
@@ -312,8 +311,6 @@ class Drafts:
 
     def _take_number(self, namespace_id: int, lacking: int) -> int:
         """Returns a reserved number. If there is none, at least so many are reserved."""
-        if self._pid != os.getpid():
-            self._begin()
         with self._lock:
             numbers = self._numbers.setdefault(namespace_id, deque())
             if not numbers or time.monotonic() >= self._until.get(namespace_id, 0.0):
@@ -356,8 +353,6 @@ class Drafts:
 
     def _spend_found(self, namespace_id: int, size: int) -> bool:
         """Returns whether so much of the space found free lately was left."""
-        if self._pid != os.getpid():
-            self._begin()
         with self._lock:
             left, until = self._credit.get(namespace_id, (0, 0.0))
             if left < size or time.monotonic() >= until:

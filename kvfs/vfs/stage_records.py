@@ -4,6 +4,8 @@ import stat
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from kvfs.base.errors import Conflict, Exists, IsADirectory, NotADirectory, NotFound, NotPermitted
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
@@ -16,7 +18,7 @@ from kvfs.tree.inodes import BLOCK, read_inode, set_blocks, write_inode
 from kvfs.vfs.post_commit import Changed
 from kvfs.vfs.space_reservation import ReservationRefused, SpaceReservation
 
-_PAGE_BYTES: Final = 4096
+PAGE_BYTES: Final = 4096
 
 
 class Options(NamedTuple):
@@ -39,7 +41,12 @@ class StagingTarget(NamedTuple):
         return joined((*self.directory, self.name))
 
 
-class NewFile(NamedTuple):
+Walked = dict[tuple[bytes, ...], tuple[int, tuple[bytes, ...]]]
+"""For each path of a directory that was looked for in one transaction, the last one on the way that
+exists, and the names of those that are missing."""
+
+
+class NewFile(msgspec.Struct, frozen=True):
     """A file that is to be made."""
 
     parent: int
@@ -84,7 +91,7 @@ def reserve(
     for file in files:
         number = file.namespace
         ino, following[number] = following[number], following[number] + 1
-        inode = _new(stat.S_IFREG | stat.S_IMODE(file.mode), author)
+        inode = new_record(stat.S_IFREG | stat.S_IMODE(file.mode), *author[:3])
         inode.blocks, inode.boot = blocks_of(file.size), author.boot
         tree.add_unlinked(t, file.parent, ino, inode)
         reserved.append(ino)
@@ -104,7 +111,7 @@ def grow(
     return None
 
 
-class WrittenData(NamedTuple):
+class WrittenData(msgspec.Struct, frozen=True):
     """A data file as it is to be published."""
 
     ino: int
@@ -122,13 +129,18 @@ def place(
     options: Options,
     author: Author,
     changed: Changed,
+    directories: dict[tuple[bytes, ...], int],
 ) -> None:
-    """Puts a file under its name, over an existing one, and publishes it.
+    """Puts a file under its name, over an existing one, and publishes it. `directories`: those that
+    this transaction found or made, by their paths; empty for its first file.
 
     Raises what `check` raises, Dropped, and Conflict when another namespace has taken the old one's
     name.
     """
-    parent = _make_directories(t, target, options, author, changed)
+    parent = directories.get(target.directory)
+    if parent is None:
+        parent = _make_directories(t, target, options, author, changed)
+        directories[target.directory] = parent
     if namespace_of(parent) != namespace_of(file.ino):
         raise Conflict(f"{target}: the namespace is another one than when the put began")
     is_numbered = t.delete(keys.reserved(file.ino))
@@ -168,14 +180,20 @@ def make_directory(
 
 def blocks_of(size: int) -> int:
     """Returns the blocks (see `Inode.blocks`) that so many bytes take on disk."""
-    return -(-size // _PAGE_BYTES) * (_PAGE_BYTES // BLOCK)
+    return -(-size // PAGE_BYTES) * (PAGE_BYTES // BLOCK)
 
 
-def check(t: Transaction, target: StagingTarget, size: int, options: Options) -> NewFile:
+def check(
+    t: Transaction, target: StagingTarget, size: int, options: Options, walked: Walked
+) -> NewFile:
     """Returns the file that is to appear there. Errors that can be foreseen are raised here.
+    `walked`: empty for the first file of a transaction.
 
     Raises NotFound, NotADirectory, IsADirectory, Exists, NotPermitted, NameTooLong, Invalid."""
-    parent, missing = _deepest(t, target, options)
+    way = walked.get(target.directory)
+    if way is None:
+        way = walked[target.directory] = _deepest(t, target, options)
+    parent, missing = way
     if parent == ROOT_INODE:
         raise NotPermitted(f"{target}: a file stands in a namespace, not beside them")
     with naming((*target.directory, target.name)):
@@ -233,29 +251,30 @@ def _add_directory(
 ) -> int:
     top = parent == ROOT_INODE
     ino = 0 if top else namespaces.allocate_inodes(t, namespace_of(parent), 1)
-    inode = _new(stat.S_IFDIR | stat.S_IMODE(mode), author)
+    inode = new_record(stat.S_IFDIR | stat.S_IMODE(mode), *author[:3])
     changed.name(parent, name)
     return tree.add(t, parent, name, ino, inode)
 
 
 def _published(file: WrittenData, mode: int, author: Author, boot: int) -> Inode:
     """Returns the first record of a file that is whole already."""
-    inode = _new(stat.S_IFREG | stat.S_IMODE(mode), author)
+    inode = new_record(stat.S_IFREG | stat.S_IMODE(mode), *author[:3])
     inode.size, inode.blocks, inode.boot = file.size, file.blocks, boot
     inode.mtime_ns, inode.ctime_ns = file.mtime_ns, max(author.now, file.ctime_ns)
     inode.flags = Flag.PUBLISHED
     return inode
 
 
-def _new(mode: int, author: Author) -> Inode:
+def new_record(mode: int, uid: int, gid: int, now: int) -> Inode:
+    """Returns the record of an inode that has no name yet."""
     return Inode(
         mode=mode,
-        uid=author.uid,
-        gid=author.gid,
+        uid=uid,
+        gid=gid,
         nlink=0,
-        atime_ns=author.now,
-        mtime_ns=author.now,
-        ctime_ns=author.now,
+        atime_ns=now,
+        mtime_ns=now,
+        ctime_ns=now,
         parent=0,
         name=b"",
     )

@@ -16,7 +16,7 @@ from kvfs.base.errors import KvfsError, NotFound
 from kvfs.datastore.index import Index
 from kvfs.session.session import Session
 from kvfs.vfs.miss_counters import Misses
-from kvfs.vfs.node_client import Link
+from kvfs.vfs.node_client import NodeClient
 
 _LIMIT: Final = 1024
 _MISSES_LIMIT: Final = 16_384
@@ -27,10 +27,10 @@ class Touches:
     """The touches of one client; any thread. A race of two threads may lose a touch, which does no
     harm."""
 
-    def __init__(self, session: Session, link: Link, *, known: bool = False) -> None:
+    def __init__(self, session: Session, node: NodeClient, *, known: bool = False) -> None:
         """`known`: the node sees the reads itself."""
         self._session = session
-        self._link = link
+        self._node = node
         self._known = known
         self._gathered: dict[int, None] = {}
         self._misses = Misses(session.gone)
@@ -39,13 +39,14 @@ class Touches:
         self._due = 0.0
         """The time when they are told; 0: nothing waits."""
 
-    def add(self, ino: int) -> None:
-        """Notes that the file was just read. The telling is left to a thread."""
+    def add(self, *inos: int) -> None:
+        """Notes that these files were just read. The telling is left to a thread."""
         if self._known:
             return
         gathered = self._gathered
-        gathered.pop(ino, None)
-        gathered[ino] = None
+        for ino in inos:
+            gathered.pop(ino, None)
+            gathered[ino] = None
         if not self._due or time.monotonic() >= self._due or len(gathered) >= _LIMIT:
             self._tell_soon(at_once=len(gathered) >= _LIMIT)
 
@@ -93,7 +94,7 @@ class Touches:
         misses = self._misses.take()
         if not gathered and not misses:
             return
-        if self._link.touched(gathered, misses) or not self._session.writable:
+        if self._node.touched(gathered, misses) or not self._session.writable:
             return
 
         def fn(index: Index) -> None:

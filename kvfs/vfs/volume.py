@@ -8,6 +8,7 @@ their keys.
 Access times set by reading are gathered here and written in batches: an open must not cost a
 commit."""
 
+import contextlib
 import logging
 import os
 import time
@@ -18,18 +19,19 @@ from typing import Final
 
 import trio
 
+from kvfs.base.errors import KvfsError, Paused
 from kvfs.base.retry import Persistence
 from kvfs.datastore.batch_unlink import Name, unlink_each
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index
-from kvfs.meta.engine import Engine, T, Transaction
-from kvfs.meta.records import Inode, namespace_of
+from kvfs.meta.engine import MOVED, Engine, T, Transaction, itself, transact_each
+from kvfs.meta.records import NAMESPACE_SHIFT, Inode, namespace_of
 from kvfs.policy.miss_reasons import Lost
 from kvfs.tree import inodes, lifecycle, namespaces, tree
 from kvfs.vfs.inode_holders import Holders
 from kvfs.vfs.missing_data import Loss, loss
 
-_RANGE: Final = 1024
+_RANGE: Final = 4096
 """Inode numbers taken from the engine at a time; those that a process does not use are never
 used."""
 log = logging.getLogger(__name__)
@@ -60,8 +62,10 @@ class Volume:
         why_lost: Lost = "damaged",
         published: Callable[[int, int, int], None] | None = None,
         acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing,
+        known: Callable[[Sequence[int]], Awaitable[None]] | None = None,
         may_lag: Callable[[int], bool] | None = None,
         lapses: Callable[[], int] | None = None,
+        sync_local: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`on_lost` is called with a file that was forgotten because nobody has its data, for the
         reason `why_lost`: on a lone node the data file itself is missing; elsewhere no living node
@@ -69,9 +73,11 @@ class Volume:
         (None: the index has them). `acknowledge` returns when files that were published have the
         copies that a close of theirs promises, or raises Unavailable.
 
-        In a cluster `may_lag` says whether others may hear of a new file in a namespace after its
-        close, and `lapses` counts how often this node has lost its lease, so that others may have
-        taken it for dead."""
+        In a cluster `known` returns when the other nodes know what was done here to inodes, or
+        raises Unavailable, `may_lag` says whether others may hear of a new file in a namespace
+        after its close, and `lapses` counts how often this node has lost its lease, so that others
+        may have taken it for dead; `sync_local` makes what is kept on this node alone survive power
+        loss."""
         self.engine = engine
         self.files = files
         self.index = index
@@ -82,9 +88,17 @@ class Volume:
         self._why_lost = why_lost
         self.published: Final = published or index.add
         self.acknowledge: Final = acknowledge
+        self._known = known
         self._may_lag = may_lag
         self.lapses: Final = lapses
+        self._sync_local = sync_local
         self._ranges: dict[int, tuple[int, int]] = {}
+        """The next number that this process has taken in each namespace, and the end."""
+        self._spare_ranges: dict[int, tuple[int, int]] = {}
+        """The same of the ranges that come next: a create waits for no engine that is paused."""
+        self._used_up: dict[int, None] = {}
+        """Namespaces of which half a range is used."""
+        self._use = trio.Event()
         self._doomed: dict[Name, None] = {}
         self._unwilling: dict[Name, None] = {}
         """Data files that the disk would not unlink. With the doomed never more than the orphans
@@ -96,10 +110,8 @@ class Volume:
         taken = self.allocate_now(namespace_id)
         if taken:
             return taken
-        following = await self.engine.transact(
-            lambda t: namespaces.allocate_inodes(t, namespace_id, _RANGE)
-        )
-        self._ranges[namespace_id] = following + 1, following + _RANGE
+        following, end = await self._take_range(namespace_id)
+        self._ranges[namespace_id] = following + 1, end
         return following
 
     def allocate_now(self, namespace_id: int) -> int:
@@ -107,9 +119,38 @@ class Volume:
         left."""
         following, end = self._ranges.get(namespace_id, (0, 0))
         if following == end:
-            return 0
+            following, end = self._spare_ranges.pop(namespace_id, (0, 0))
+            if not following:
+                return 0
         self._ranges[namespace_id] = following + 1, end
+        if end - following == _RANGE // 2:
+            self._used_up[namespace_id] = None
+            self._use.set()
         return following
+
+    async def _take_range(self, namespace_id: int) -> tuple[int, int]:
+        following = await self.engine.transact(
+            lambda t: namespaces.allocate_inodes(t, namespace_id, _RANGE)
+        )
+        return following, following + _RANGE
+
+    async def _take_spare_ranges(self) -> None:
+        """Takes numbers ahead where half of a range is used. One that fails is taken when it is
+        needed."""
+        while True:
+            await self._use.wait()
+            self._use = trio.Event()
+            while self._used_up:
+                namespace_id, _ = self._used_up.popitem()
+                with contextlib.suppress(KvfsError):
+                    self._spare_ranges[namespace_id] = await self._take_range(namespace_id)
+
+    async def sync(self, ino: int) -> None:
+        """Makes everything committed so far of an inode survive power loss. Raises Unavailable."""
+        if self._sync_local is not None and self.engine.is_local(namespace_of(ino)):
+            await self._sync_local()
+        else:
+            await self.engine.sync(namespace_of(ino))
 
     async def publish_new(
         self, ino: int, fn: Callable[[Transaction], T], *, known: bool = False
@@ -117,9 +158,36 @@ class Volume:
         """Commits the publication of a file that was made here and that nobody else has; returns
         the result of `fn`. Others may hear of it a moment later if its namespace's coherence
         allows, and it need not be `known` when this returns."""
-        may_lag = self._may_lag
-        behind = not known and may_lag is not None and may_lag(namespace_of(ino))
+        behind = not known and self.may_lag(ino)
         return await self.engine.transact(fn, private=ino if behind else 0, behind=behind)
+
+    def may_lag(self, ino: int) -> bool:
+        """Returns whether others may hear of a new file in the namespace of an inode after its
+        close; False on a lone node, which has no others."""
+        return self._may_lag is not None and self._may_lag(ino >> NAMESPACE_SHIFT)
+
+    async def rename(
+        self,
+        old: tuple[int, bytes],
+        new: tuple[int, bytes],
+        fn: Callable[[Transaction], T],
+        *,
+        flags: int = 0,
+    ) -> T:
+        """Commits `fn`, which moves a name from one place to another (each parent, name), with
+        flags of rename(2), and does nothing else; returns its result. Others may hear of it a
+        moment later if it is a file of this node and its namespace's coherence allows."""
+        private = self.private_of_rename(old[0], new[0], flags)
+        return await self.engine.transact(fn, private=private)
+
+    def private_of_rename(self, old_parent: int, new_parent: int, flags: int = 0) -> int:
+        """Returns `private` of the transaction of a rename between directories: 0 if other nodes
+        have to know of it at once."""
+        space, may_lag = namespace_of(new_parent), self._may_lag
+        if self.engine.is_local(space):
+            return new_parent
+        is_inside = space != 0 and space == namespace_of(old_parent) and not flags
+        return MOVED if is_inside and may_lag is not None and may_lag(space) else 0
 
     def drop_later(self, ino: int, version: int) -> None:
         """Drops, soon and in the background, the data file and record of an orphan that nobody
@@ -137,6 +205,8 @@ class Volume:
         orphan, and find its data gone. When it is cancelled, the rest is found again at the next
         start. Raises NoSpace, ReadOnly, Unavailable.
         """
+        if self._known is not None:  # others may have given one another name
+            await self._known([ino for ino, _ in doomed])
         names = await self.engine.read(lambda t: _nameless(t, doomed))
         if await self.engine.read(lambda t: _any_durable(t, names)):
             await self.engine.sync()
@@ -145,12 +215,8 @@ class Volume:
         kept = {ino for ino, _ in failed}
         gone = list({ino: None for ino, _ in names if ino not in kept})
 
-        def forget(t: Transaction) -> None:
-            for ino in gone:
-                tree.reap(t, ino)
-
         self.index.remove(gone)
-        await self.engine.transact(forget)
+        await transact_each(self.engine, gone, itself, tree.reap_all)
         return failed
 
     async def give_up(
@@ -158,10 +224,12 @@ class Volume:
     ) -> Loss:
         """Carries out and returns the decision on a file whose data nobody could give
         (`missing_data.loss`, with these arguments). Raises NoSpace, ReadOnly, Unavailable."""
-        now = time.time_ns()
-        shown = os.fsdecode(inode.name)
+        now, namespace_id = time.time_ns(), namespace_of(ino)
+        shown, was_own = os.fsdecode(inode.name), self.engine.is_local(namespace_id)
 
         def fn(t: Transaction) -> tuple[Loss, lifecycle.Evicted | None]:
+            if was_own and not namespaces.is_peer(t, namespace_id):
+                return Loss(Paused(f"{shown}: its namespace has changed, try again"), False), None
             decided = loss(t, ino, inode, shown, asks_tier=asks_tier, away=away)
             if not decided.forgets:
                 return decided, None
@@ -175,8 +243,9 @@ class Volume:
         return decided
 
     async def run(self) -> None:
-        """Drops doomed files and writes access times, until cancelled."""
+        """Drops doomed files, writes access times and takes numbers ahead, until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._take_spare_ranges)
             nursery.start_soon(self._drop_doomed)
             nursery.start_soon(self._retry_unwilling)
             nursery.start_soon(self._write_atimes)
@@ -221,13 +290,14 @@ class Volume:
             return
         atimes, self.atimes = self.atimes, {}
 
-        def fn(t: Transaction) -> None:
-            for ino, inode in zip(atimes, inodes.read_inodes(t, list(atimes)), strict=True):
+        def fn(t: Transaction, part: Sequence[int]) -> list[None]:
+            for ino, inode in zip(part, inodes.read_inodes(t, part), strict=True):
                 if inode is not None:
                     inode.atime_ns = atimes[ino]
                     inodes.write_inode(t, ino, inode)
+            return []
 
-        await self.engine.transact(fn)
+        await transact_each(self.engine, atimes, itself, fn)
 
 
 def _nameless(t: Transaction, doomed: Sequence[Name]) -> list[Name]:
@@ -244,5 +314,6 @@ def _nameless(t: Transaction, doomed: Sequence[Name]) -> list[Name]:
 
 
 def _any_durable(t: Transaction, doomed: Sequence[Name]) -> bool:
-    kinds = {each.id: each.namespace.kind for each in namespaces.list_all(t)}
-    return any(kinds.get(namespace_of(ino)) != "cache" for ino, _ in doomed)
+    known = namespaces.records(t)
+    spaces = {namespace_of(ino) for ino, _ in doomed}
+    return any(each not in known or known[each].kind != "cache" for each in spaces)

@@ -30,8 +30,11 @@ def authenticate(
     (hexadecimal) is for requests of STS, whose headers do not have it. Raises S3Error.
     """
     path, _, query = target.partition(b"?")
-    request = SignableRequest(method.encode(), path, query, by_name(headers))
-    authorization = request.headers.get(b"authorization")
+    fields = dict(headers)
+    if len(fields) != len(headers):
+        fields = by_name(headers)
+    request = SignableRequest(method.encode(), path, query, fields)
+    authorization = fields.get(b"authorization")
     if query and is_presigned(query):
         if authorization:
             raise _not_single()

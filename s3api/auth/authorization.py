@@ -73,6 +73,8 @@ _ACL_OF_OBJECT: Final = frozenset(each for each in _BY_OBJECT_ACL if each.endswi
 _WITH_A_WRITE: Final = frozenset({"s3:PutObjectAcl", PUT_TAGS})
 """Actions on the new object that the right to write by the bucket's ACL brings along."""
 _WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
+_BY_NAME: Final = frozenset({"AbortMultipartUpload", "CreateBucket", "ListParts"})
+"""Operations that a caller may do who has no more than a name."""
 _CREATE_OBJECTS: Final = {
     "PutObject": "true",
     "CopyObject": "true",
@@ -110,13 +112,16 @@ def owner_of(user: str) -> Owner:
 class Access:
     """Decides for one worker. Pure, except for what it reads of the bucket and the object."""
 
-    def authorise(self, call: "Call", actions: Sequence[str], *, of_object: bool) -> bool:
-        """Returns whether a request may do everything that it needs to; `of_object`: to an object
-        that should exist. False: it does not exist, and the caller, who may list the bucket, may be
-        told so, and learns nothing of an object that appears meanwhile. Raises AccessDenied,
+    def is_decided(self, call: "Call", actions: Sequence[str]) -> bool:
+        """Returns whether a request may do everything that it needs to, whatever the object. Raises
         NoSuchBucket."""
-        if call.operation not in _SHOW_OWNERS and _all_at_once(call, actions):
-            return True
+        return call.operation not in _SHOW_OWNERS and _all_at_once(call, actions)
+
+    def authorise(self, call: "Call", actions: Sequence[str], *, of_object: bool) -> bool:
+        """Returns whether a request of which that is not decided may do everything that it needs
+        to; `of_object`: to an object that should exist. False: it does not exist, and the caller,
+        who may list the bucket, may be told so, and learns nothing of an object that appears
+        meanwhile. Raises AccessDenied, NoSuchBucket."""
         facts = facts_or_none(call) if of_object else None
         for action in actions:
             if self.allows(call, action, call.key, facts):
@@ -141,6 +146,16 @@ class Access:
         """Returns whether there may be an object of the bucket to which the caller may do one of
         these; False: none. Raises NoSuchBucket."""
         return any(self.allows(call, action, any_object=True) for action in actions)
+
+    def refuse_excluded(self, call: "Call") -> None:
+        """Raises AccessDenied for a caller who may do nothing, by the bucket's settings, whatever
+        is in the bucket; NoSuchBucket."""
+        settings, known = call.settings, call.known
+        is_shared = settings.has_policy or ownership.has_acls(settings.ownership)
+        if is_shared or call.is_owner or (known is not None and known.policy):
+            return
+        if known is None or call.operation not in _BY_NAME:
+            raise S3Error("AccessDenied")
 
     def require_of_foreign(self, call: "Call", action: str, facts: Facts) -> None:
         """Checks before an object is shown that may not be the bucket owner's. Raises

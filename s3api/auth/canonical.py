@@ -18,7 +18,8 @@ Parameter = tuple[bytes, bytes, bytes]
 _PLAIN: Final = rb"A-Za-z0-9\-._~"
 # Upper-case escapes of all that is neither plain nor `/`; of `/` in the query alone.
 _ESCAPE: Final = rb"%(?:[01][0-9A-F]|2[0-9A-C]|3[A-F]|40|5[B-E]|60|7[B-DF]|[89A-F][0-9A-F])"
-_is_canonical_path: Final = re.compile(rb"(?:[%b/]++|%b)*+" % (_PLAIN, _ESCAPE)).fullmatch
+is_canonical_path: Final = re.compile(rb"(?:[%b/]++|%b)++" % (_PLAIN, _ESCAPE)).fullmatch
+"""Whether a path, as it was sent, is in canonical encoding and not empty."""
 _WORD: Final = rb"(?:[%b]++|%b|%%2F)*+" % (_PLAIN, _ESCAPE)
 _is_canonical_query: Final = re.compile(rb"(?:%b=%b(?:&%b=%b)*+)?" % ((_WORD,) * 4)).fullmatch
 _escape_path: Final = re.compile(rb"[^%s/]" % _PLAIN).sub
@@ -46,9 +47,9 @@ def decode(value: bytes) -> bytes:
 
 def canonical_path(path: bytes) -> bytes:
     """Returns a path as it was sent, in canonical encoding."""
-    if _is_canonical_path(path):
-        return path or b"/"
-    return encode_path(unquote_to_bytes(path))
+    if is_canonical_path(path):
+        return path
+    return encode_path(unquote_to_bytes(path)) or b"/"
 
 
 def parameters(query: bytes) -> list[Parameter]:

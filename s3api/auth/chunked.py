@@ -22,6 +22,7 @@ Invariants
 import re
 from collections.abc import Mapping
 from hashlib import sha256
+from hmac import compare_digest
 from typing import Final
 
 from s3api.auth.signing import ALGORITHM, EMPTY_SHA256, SigningKey
@@ -108,7 +109,7 @@ class Chain:
 
     def _check(self, kind: bytes, hashed: bytes, signature: bytes) -> None:
         text = b"%b-%b\n%b%b\n%b" % (ALGORITHM, kind, self._scope, self._previous, hashed)
-        if not self._key.matches(text, signature):
+        if not compare_digest(self._key.sign(text), signature):
             raise S3Error("SignatureDoesNotMatch")
         self._previous = signature
 

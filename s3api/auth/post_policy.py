@@ -132,7 +132,7 @@ def _version_4(form: Mapping[str, str], secret_of: SecretOf) -> Verified:
         raise unknown_key(credential.access_key)
     key = signing_key(secret, credential.date, credential.region, credential.service)
     policy, signature = _bytes(form["policy"]), _field(form, "x-amz-signature")
-    if not key.matches(policy, signature):
+    if not compare_digest(key.sign(policy), signature):
         raise mismatch(credential.access_key, policy, signature)
     return Verified(
         access_key=credential.access_key,

@@ -37,11 +37,12 @@ class Credential(msgspec.Struct, frozen=True):
 def parse_credential(text: bytes) -> Credential | None:
     """Parses `KEY/20130524/us-east-1/s3/aws4_request`, encoded or not; None if it is not of that
     form."""
-    return _parse_credential(text) if len(text) <= MAX_CREDENTIAL else None
+    return short_credential(text) if len(text) <= MAX_CREDENTIAL else None
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse_credential(text: bytes) -> Credential | None:
+def short_credential(text: bytes) -> Credential | None:
+    """Does what `parse_credential` does, for a text of up to MAX_CREDENTIAL bytes."""
     match = _credential_of(unquote_to_bytes(text))
     if match is None:
         return None
@@ -52,11 +53,12 @@ def _parse_credential(text: bytes) -> Credential | None:
 def parse_names(text: bytes) -> Names | None:
     """Parses the signed headers `host;x-amz-date`, encoded or not; None if they are no names of
     headers in lower case."""
-    return _parse_names(text) if len(text) <= MAX_NAMES else None
+    return short_names(text) if len(text) <= MAX_NAMES else None
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse_names(text: bytes) -> Names | None:
+def short_names(text: bytes) -> Names | None:
+    """Does what `parse_names` does, for a text of up to MAX_NAMES bytes."""
     decoded = unquote_to_bytes(text)
     if not _are_names(decoded):
         return None

@@ -29,15 +29,12 @@ class SigningKey:
         self._outer = sha256(block.translate(_OUTER))
 
     def sign(self, text: bytes) -> bytes:
-        """Returns 64 lower-case hexadecimal digits."""
+        """Returns 64 lower-case hexadecimal digits, to be compared in constant time
+        (`hmac.compare_digest`)."""
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(text)
         outer.update(inner.digest())
         return outer.hexdigest().encode()
-
-    def matches(self, text: bytes, signature: bytes) -> bool:
-        """Returns whether `signature` is that of `text`, in constant time."""
-        return hmac.compare_digest(self.sign(text), signature)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ import calendar
 import functools
 import re
 import time
+from datetime import date
 from email.utils import parsedate_tz
 from typing import Final
 
@@ -17,21 +18,28 @@ MAX_SKEW_S: Final = 15 * 60
 _BASIC: Final = re.compile(
     rb"(\d{4})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3])([0-5]\d)([0-5]\d)Z"
 ).fullmatch
-_BASIC_LENGTH: Final = 16
+BASIC_LENGTH: Final = 16
+_EPOCH: Final = date(1970, 1, 1).toordinal()
 _MAX_HTTP_DATE: Final = 64
 
 
 def parse_basic(text: bytes) -> int | None:
     """Parses 20130524T000000Z; None if it is not of that form."""
-    return _parse_basic(text) if len(text) == _BASIC_LENGTH else None
+    return short_basic(text) if len(text) == BASIC_LENGTH else None
 
 
 @functools.lru_cache(maxsize=256)
-def _parse_basic(text: bytes) -> int | None:
+def short_basic(text: bytes) -> int | None:
+    """Does what `parse_basic` does, for a text of BASIC_LENGTH bytes."""
     match = _BASIC(text)
     if match is None or match[1] < b"1970":
         return None
-    return calendar.timegm((*map(int, match.groups()), 0, 0, 0))
+    year, month, day, hour, minute, second = map(int, match.groups())
+    try:
+        days = date(year, month, day).toordinal() - _EPOCH
+    except ValueError:
+        return None
+    return ((days * 24 + hour) * 60 + minute) * 60 + second
 
 
 def parse_http(text: bytes) -> int | None:

@@ -196,7 +196,10 @@ def _string_to_sign(
 ) -> bytes:
     amazon = sorted(item for item in headers.items() if item[0].startswith(b"x-amz-"))
     resource = (b"/" + bucket if bucket else b"") + path
-    chosen = sorted((name, value) for name, value in query if name in SUBRESOURCES)
+    chosen = sorted(
+        ((name, value) for name, value in query if name in SUBRESOURCES),
+        key=lambda each: (each[0], each[1] or b""),
+    )
     parts = [name if value is None else b"%b=%b" % (name, value) for name, value in chosen]
     lines = (
         request.method,

@@ -104,11 +104,13 @@ class Receiver:
 
     async def into(self, draft: ObjectDraft) -> Digests:
         """Writes the payload to the draft. Raises S3Error, OSError, NoSpace, Unavailable."""
-        self._first_pass.tag(fast=draft.fast_etag)
+        self._first_pass.tag(fast=draft.bucket.etag == "fast")
         service = self._call.service
         buffers = [service.buffers.take()]
         try:
-            if self._first_pass.slow is None or (self.announced or 0) < _BESIDE_BYTES:
+            if self._decoder is None and (self.announced or _INLINE_BYTES) < _INLINE_BYTES:
+                await self._move_small(draft, buffers[0])
+            elif self._first_pass.slow is None or (self.announced or 0) < _BESIDE_BYTES:
                 await self._move(_Target(draft, self._first_pass, None), buffers)
             else:
                 with service.hashing.body() as beside:
@@ -132,6 +134,19 @@ class Receiver:
                 target.take(self._fed(buffer[:count]))
                 return
             await self._call.blocking(partial(self._burst, target, buffers, count))
+
+    async def _move_small(self, draft: ObjectDraft, buffer: memoryview) -> None:
+        """Moves a body that is sent as it is and takes less than a thread's wake-up."""
+        fd, first_pass = draft.body.fd, self._first_pass
+        offset = draft.offset if draft.part else 0
+        while count := await self._receive(buffer):
+            part = buffer[:count]
+            first_pass.update(part)
+            done = 0
+            while done < count:
+                done += os.pwrite(fd, part[done:], offset + first_pass.size - count + done)
+            if first_pass.size == self.announced:
+                return
 
     async def document(self, limit_bytes: int) -> bytes:
         """Returns the whole of a small body. Raises S3Error."""

@@ -9,13 +9,18 @@ import logging
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
+import msgspec
+
+from kvfs.base.detach import aside
 from kvfs.base.errors import KvfsError
 from kvfs.http.api import Head, RequestBody, Response
 from kvfs.objects.object_errors import NoSuchBucket
 from s3api.auth import authorization
 from s3api.auth.authenticate import authenticate
+from s3api.auth.verified import SecretOf, Verified
 from s3api.http.body_receiver import Receiver
 from s3api.http.error_map import s3_error
 from s3api.http.outcome import RequestOutcome
@@ -33,9 +38,10 @@ from s3api.operations import (
     OF_EXISTING_OBJECTS,
     OPEN,
     SPECIAL,
+    STEPS,
     cors_headers,
 )
-from s3api.operations.object.object_version import check_version_id, find
+from s3api.operations.object.object_version import check_version_id, find, search
 from s3api.rules.access import actions
 from s3api.rules.encryption import AES256, check_headers
 
@@ -50,7 +56,7 @@ class Application:
         self._service = service
 
     async def handle(self, head: Head, body: RequestBody) -> Response:
-        """Returns the response; never raises unless cancelled."""
+        """Returns the response; never raises unless cancelled. Goes aside before it waits."""
         request_id = new_request_id()
         head.handled = outcome = RequestOutcome(request_id)
         call = None
@@ -73,7 +79,8 @@ class Application:
                 request_id,
             )
             if service.freshness.is_needed:
-                await service.freshness.before(call.raw_bucket, call.operation)
+                admits = partial(self._admits, call)
+                await service.freshness.before(call.raw_bucket, call.operation, admits)
             call.generation = service.store.cache.generation()
             response = repeat(call) if asked.answered is not None else None
             if response is None:
@@ -95,39 +102,60 @@ class Application:
         return _error(error, "", new_request_id())
 
     async def _answer(self, call: Call) -> Response:
+        if call.operation not in STEPS:
+            await aside()
         if special := SPECIAL.get(call.operation):
             return await special(call)
         self._authenticate(call)
         return await self._perform(call)
 
+    def _admits(self, call: Call) -> bool:
+        """Returns whether a request may have the node begin to follow its bucket; False: it does
+        without, or finds out by itself. Raises S3Error, NoSuchBucket: it would be refused in any
+        case."""
+        if call.operation in SPECIAL:
+            return False
+        seen = msgspec.structs.replace(call)  # what it reads is older than what it waits for
+        verified = self._verified(call, self._service.identities.secret_of)
+        if verified is not None:
+            seen.sign(verified)
+        self._service.access.refuse_excluded(seen)
+        return True
+
     def _authenticate(self, call: Call) -> None:
         if call.asked.attested is not None and _is_attested(call, call.asked.attested):
             call.is_again = True
             return
-        head = call.head
-        host = head.fields.get(b"host", b"").decode("latin-1")
-        bucket = bucket_of_host(host, self._service.domains) or ""
+        verified = self._verified(call, call.secret_of)
+        if verified is None:
+            return
+        known = call.known
+        assert known is not None, "a signature is right for a secret"
+        call.take_signer(verified, known)
+        if call.head.memo is not None:
+            call.asked.attested = Attested(verified, known.secret)
+
+    def _verified(self, call: Call, secret_of: SecretOf) -> Verified | None:
+        """Returns who signed a request, by its head; None: nobody. Raises S3Error."""
+        head, host_bucket = call.head, b""
+        if self._service.version_2:
+            host = head.fields.get(b"host", b"").decode("latin-1")
+            host_bucket = (bucket_of_host(host, self._service.domains) or "").encode()
         verified = authenticate(
             head.method,
             head.target,
             head.headers,
-            call.secret_of,
+            secret_of,
             call.now.timestamp(),
             version_2=self._service.version_2,
-            host_bucket=bucket.encode(),
+            host_bucket=host_bucket,
         )
-        if verified is None:
-            return
-        if verified.service != b"s3":
+        if verified is not None and verified.service != b"s3":
             raise S3Error(
                 "AuthorizationHeaderMalformed",
                 "The authorization header is malformed; incorrect service: this is s3",
             )
-        known = call.known
-        assert known is not None, "a signature is right for a secret"
-        call.take_signer(verified, known)
-        if head.memo is not None:
-            call.asked.attested = Attested(verified, known.secret)
+        return verified
 
     async def _perform(self, call: Call) -> Response:
         handler = HANDLERS.get(call.operation)
@@ -142,7 +170,7 @@ class Application:
         if not _NAMED.isdisjoint(call.params):
             _check_named(call)
         if call.operation not in OPEN:
-            self._authorise(call)
+            await self._authorise(call)
         elif ask := BEFORE_DOCUMENT.get(call.operation):
             ask(call)
         if asked.about_encryption:
@@ -156,13 +184,16 @@ class Application:
             # decided before may be about another object.
             call.look_again()
             if call.operation not in OPEN:
-                self._authorise(call)
+                await self._authorise(call)
         return await handler(call)
 
-    def _authorise(self, call: Call) -> None:
-        needed = actions.needed(call.operation, call.params)
+    async def _authorise(self, call: Call) -> None:
+        needed, access = actions.needed(call.operation, call.params), self._service.access
+        is_decided = access.is_decided(call, needed)
         of_object = call.operation in OF_EXISTING_OBJECTS
-        if not self._service.access.authorise(call, needed, of_object=of_object):
+        if of_object and not is_decided:
+            await search(call, [call.key])  # what another node holds has tags and an ACL, too
+        if not is_decided and not access.authorise(call, needed, of_object=of_object):
             find(call)
             raise S3Error("AccessDenied")  # it has come meanwhile
 

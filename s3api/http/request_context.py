@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import trio
 
+from kvfs.base.detach import aside
 from kvfs.http.api import Head, RequestBody, Response
 from kvfs.objects.object_errors import NoSuchBucket
 from kvfs.objects.object_info import Facts
@@ -184,7 +185,11 @@ class Call(msgspec.Struct, eq=False):
         service, bucket = self.service, self.bucket
         cache, generation = service.store.cache, self.generation
         seen = cache.entry((access_key, session_token))
-        if bucket and (seen is None or seen.generation < generation):
+        if seen is not None and seen.generation >= generation:
+            known: KeyOwner | None = seen.value
+            if known is not None and not known.expires:
+                return known
+        elif bucket:
             wanted: list[Wanted] = [
                 service.identities.wanted(access_key, session_token),
                 service.settings.wanted(bucket.encode()),
@@ -209,6 +214,7 @@ class Call(msgspec.Struct, eq=False):
     async def blocking(self, step: Callable[[], T]) -> T:
         """Runs a step that may wait for a disk, a lock or the node in a thread. Cancelled: when it
         is done."""
+        await aside()
         return await trio.to_thread.run_sync(step, limiter=self.service.threads)
 
     async def committing(self, step: Callable[[list[Changed]], T], *, waits: bool = True) -> T:

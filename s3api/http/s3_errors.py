@@ -47,6 +47,10 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
         "Your previous request to create the named bucket succeeded and you already own it.",
     ),
     "BucketNotEmpty": (409, "The bucket you tried to delete is not empty."),
+    "BucketReadOnly": (  # not S3's: SDKs try again by the status
+        503,
+        "The metadata server is away: objects can be read, and changed again when it is back.",
+    ),
     "ConditionalRequestConflict": (
         409,
         "A conflicting operation occurred during the request. Try again.",

@@ -69,6 +69,10 @@ def address(path: bytes, host: str, domains: tuple[str, ...]) -> ResourceAddress
     if not path.startswith(b"/"):
         raise S3Error("InvalidURI")
     bucket = bucket_of_host(host, domains)
+    if bucket is None and b"%" not in path and path.isascii() and len(path) <= KEY_LIMIT_BYTES:
+        name, _, plain = path.decode("ascii")[1:].partition("/")  # as most are
+        if plain:
+            return name, plain
     rest = path[1:]
     if bucket is None:
         if not rest:

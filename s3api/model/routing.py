@@ -141,7 +141,7 @@ class Routes:
             names = ", ".join(sorted(asked))
             message = f"Conflicting query string parameters: {names}"
             return invalid_argument("ResourceType", min(asked), message)
-        return _not_allowed()
+        return S3Error("MethodNotAllowed")
 
 
 def route(
@@ -159,6 +159,8 @@ def route(
     """
     if method == "OPTIONS" and bucket is not None:
         return OPTIONS_OBJECT
+    if key is not None and not query:
+        return _of_object(method, _COPY_SOURCE in headers)
     scope = "service" if bucket is None else "bucket" if key is None else "key"
     if method == "POST" and scope == "bucket" and not _asks(query):
         if headers.get(b"content-type", b"").lower().startswith(b"multipart/form-data"):
@@ -166,6 +168,12 @@ def route(
         condition = "Bucket POST must be of the enclosure-type multipart/form-data"
         raise S3Error("PreconditionFailed", extra={"Condition": condition})
     return routes().find(method, scope, query, _COPY_SOURCE in headers)
+
+
+@functools.lru_cache(64)
+def _of_object(method: str, copies: bool) -> str:
+    """Returns the operation on an object that no parameter names."""
+    return routes().find(method, "key", {}, copies)
 
 
 @functools.cache
@@ -183,7 +191,3 @@ def _check_taken(found: Route, query: Mapping[str, str]) -> None:
         if name == "versionId" or name.startswith(_RESPONSE):
             message = f"This operation does not have the parameter {name}"
             raise invalid_argument(name, query[name], message)
-
-
-def _not_allowed() -> S3Error:
-    return S3Error("MethodNotAllowed")

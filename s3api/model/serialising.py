@@ -72,6 +72,7 @@ class Serialiser:
         self.content_type = _JSON if is_text else _XML
 
     def serialise(self, result: Mapping[str, Any]) -> tuple[int, Headers, bytes]:
+        """See `serialise`."""
         headers: Headers = []
         for name, value in result.items():
             if value is None:

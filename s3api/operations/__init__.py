@@ -8,61 +8,34 @@ from typing import Final
 
 from s3api.http.request_context import Call, Handler
 from s3api.model.routing import OPTIONS_OBJECT, POST_OBJECT, STS
-from s3api.operations import cors_headers, sts
-from s3api.operations.bucket import (
-    bucket_acls,
-    bucket_cors,
-    bucket_encryption,
-    bucket_lifecycle,
-    bucket_logging,
-    bucket_object_lock,
-    bucket_ownership,
-    bucket_policies,
-    bucket_public_access,
-    bucket_tags,
-    bucket_versioning,
-    buckets,
-    refused_configurations,
-)
+from s3api.operations import acls, cors_headers, sts
+from s3api.operations.bucket import bucket_configurations, buckets, refused_configurations
 from s3api.operations.object import (
     copy_object,
     delete_objects,
     get_object,
     list_objects,
-    object_acls,
     object_attributes,
-    object_tags,
     post_object,
     put_object,
-    retention,
+    version_settings,
 )
 from s3api.operations.upload import complete_upload, multipart, upload_part
 
 HANDLERS: Final[dict[str, Handler]] = {
-    **object_acls.HANDLERS,
+    **acls.HANDLERS,
     **object_attributes.HANDLERS,
-    **bucket_acls.HANDLERS,
-    **bucket_logging.HANDLERS,
-    **bucket_tags.HANDLERS,
+    **bucket_configurations.HANDLERS,
     **buckets.HANDLERS,
     **complete_upload.HANDLERS,
     **copy_object.HANDLERS,
-    **bucket_cors.HANDLERS,
     **delete_objects.HANDLERS,
-    **bucket_encryption.HANDLERS,
-    **bucket_lifecycle.HANDLERS,
     **list_objects.HANDLERS,
-    **retention.HANDLERS,
+    **version_settings.HANDLERS,
     **multipart.HANDLERS,
-    **bucket_object_lock.HANDLERS,
-    **bucket_ownership.HANDLERS,
     **upload_part.HANDLERS,
-    **bucket_policies.HANDLERS,
-    **bucket_public_access.HANDLERS,
     **get_object.HANDLERS,
     **refused_configurations.HANDLERS,
-    **object_tags.HANDLERS,
-    **bucket_versioning.HANDLERS,
     **put_object.HANDLERS,
 }
 
@@ -72,6 +45,10 @@ SPECIAL: Final[dict[str, Handler]] = {
     STS: sts.answer,
 }
 """Operations whose caller is nobody, or that find out themselves who it is."""
+
+STEPS: Final = frozenset(("DeleteObject", "GetObject", "HeadObject", "PutObject"))
+"""Operations that go aside (`kvfs.base.detach`) before they wait, which they seldom do; others run
+in a task from their beginning."""
 
 OF_EXISTING_OBJECTS: Final = frozenset(
     (

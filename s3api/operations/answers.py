@@ -7,14 +7,14 @@ import msgspec
 
 from kvfs.http.api import Response
 from s3api.http.request_context import Call
-from s3api.model.serialising import serialise
+from s3api.model.serialising import serialiser
 from s3api.rules import metadata
-from s3api.rules.checksums import ALGORITHMS, Algorithm
+from s3api.rules.checksums import ALGORITHMS
 
 
 def answer(call: Call, result: Mapping[str, Any] | None = None) -> Response:
     """Returns the operation's answer with these members, as botocore names them."""
-    status, headers, document = serialise(call.operation, result or {})
+    status, headers, document = serialiser(call.operation).serialise(result or {})
     return Response(status, headers, None if status == 204 else document)
 
 
@@ -35,18 +35,11 @@ def metadata_of(call: Call) -> dict[str, str]:
     }
 
 
-def checksum_name(algorithm: Algorithm) -> str:
-    """Returns the name under which an object's checksum is kept."""
-    return f"checksum.{algorithm.name.lower()}"
-
-
 def checksum_members(kept: Mapping[str, str]) -> dict[str, str]:
     """Returns the checksum that is kept with an object, as botocore names it; empty if there is
     none."""
     found = {
-        each.member: kept[checksum_name(each)]
-        for each in ALGORITHMS.values()
-        if checksum_name(each) in kept
+        each.member: kept[each.kept_as] for each in ALGORITHMS.values() if each.kept_as in kept
     }
     return found | {"ChecksumType": kept["checksum.type"]} if "checksum.type" in kept else found
 

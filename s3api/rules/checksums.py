@@ -11,10 +11,11 @@ CRC32 4.3 (zlib; awscrt 3.1), SHA256 1.8, SHA1 1.9, MD5 0.8.
 
 import base64
 import binascii
+import functools
 import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
@@ -42,12 +43,16 @@ class Hasher(Protocol):
     def digest(self) -> bytes: ...
 
 
+Step = Callable[[memoryview, int], int]
+"""Returns the CRC of what has the second argument as its CRC, followed by these bytes."""
+
+
 class _Crc:
     """A running CRC of `digest_bytes` bytes."""
 
     __slots__ = ("_digest_bytes", "_step", "_value")
 
-    def __init__(self, step: Callable[[memoryview, int], int], digest_bytes: int) -> None:
+    def __init__(self, step: Step, digest_bytes: int) -> None:
         self._step = step
         self._digest_bytes = digest_bytes
         self._value = 0
@@ -62,23 +67,37 @@ class _Crc:
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """`name` as in x-amz-checksum-algorithm; `combine(a, b, length of b)` only of CRCs;
-    `types`, the default one of multipart uploads first."""
+    `types`, the default one of multipart uploads first. What follows from the name is computed
+    once."""
 
     name: str
     digest_bytes: int
     new: Callable[[], Hasher]
     combine: Callable[[int, int, int], int] | None
     types: tuple[str, ...]
+    step: Step | None = None
+    """That of a CRC; None: it is none."""
+    header: str = field(init=False)
+    """The header or trailer that carries a value."""
+    member: str = field(init=False)
+    """The member of botocore's shapes that carries a value."""
+    kept_as: str = field(init=False)
+    """The name under which an object's checksum is kept."""
 
-    @property
-    def header(self) -> str:
-        """The header or trailer that carries a value."""
-        return _PREFIX + self.name.lower()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "header", _PREFIX + self.name.lower())
+        object.__setattr__(self, "member", f"Checksum{self.name}")
+        object.__setattr__(self, "kept_as", f"checksum.{self.name.lower()}")
 
-    @property
-    def member(self) -> str:
-        """The member of botocore's shapes that carries a value."""
-        return f"Checksum{self.name}"
+
+def _crc(
+    name: str,
+    digest_bytes: int,
+    step: Step,
+    combine: Callable[[int, int, int], int],
+    types: tuple[str, ...],
+) -> Algorithm:
+    return Algorithm(name, digest_bytes, lambda: _Crc(step, digest_bytes), combine, types, step)
 
 
 def _sha1() -> Hasher:
@@ -88,15 +107,9 @@ def _sha1() -> Hasher:
 ALGORITHMS: Final = {
     each.name: each
     for each in (
-        Algorithm(
-            "CRC32", 4, lambda: _Crc(zlib.crc32, 4), crt.combine_crc32, (COMPOSITE, FULL_OBJECT)
-        ),
-        Algorithm(
-            "CRC32C", 4, lambda: _Crc(crt.crc32c, 4), crt.combine_crc32c, (COMPOSITE, FULL_OBJECT)
-        ),
-        Algorithm(
-            "CRC64NVME", 8, lambda: _Crc(crt.crc64nvme, 8), crt.combine_crc64nvme, (FULL_OBJECT,)
-        ),
+        _crc("CRC32", 4, zlib.crc32, crt.combine_crc32, (COMPOSITE, FULL_OBJECT)),
+        _crc("CRC32C", 4, crt.crc32c, crt.combine_crc32c, (COMPOSITE, FULL_OBJECT)),
+        _crc("CRC64NVME", 8, crt.crc64nvme, crt.combine_crc64nvme, (FULL_OBJECT,)),
         Algorithm("SHA1", 20, _sha1, None, (COMPOSITE,)),
         Algorithm("SHA256", 32, hashlib.sha256, None, (COMPOSITE,)),
     )
@@ -142,7 +155,7 @@ def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> WantedChecksu
     """Returns the checksum that a PUT or UploadPart with these headers (names in lower case) wants;
     `fallback` names the algorithm of the upload or the bucket. Raises InvalidRequest, BadDigest."""
     if not headers:
-        return WantedChecksum(algorithm(fallback))
+        return _by_itself(fallback)
     given = [name for name in headers if name.startswith(_PREFIX) and name not in _OTHER_HEADERS]
     trailer = headers.get("x-amz-trailer", "").strip().lower()
     if len(given) + bool(trailer) > 1:
@@ -158,6 +171,12 @@ def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> WantedChecksu
         found = WantedChecksum(algorithm(fallback))
     _check_sdk(headers.get(_SDK), found, named=bool(given or trailer))
     return found
+
+
+@functools.cache
+def _by_itself(name: str) -> WantedChecksum:
+    """Returns what is wanted of a body whose client asks for nothing."""
+    return WantedChecksum(algorithm(name))
 
 
 def encode(digest: bytes) -> str:
@@ -214,7 +233,9 @@ class FirstPass:
         "_md5",
         "_sha256",
         "_size",
+        "_step",
         "_sum",
+        "_value",
         "_wanted",
         "_xxh3",
         "size",
@@ -237,11 +258,14 @@ class FirstPass:
         self._wanted = wanted
         self._content_sha256 = content_sha256
         self._content_md5 = content_md5
-        self._sum = wanted.algorithm.new()
+        self._step = wanted.algorithm.step
+        """The wanted checksum, if it is a CRC: then `_value` runs, else `_sum`."""
+        self._value = 0
+        self._sum = wanted.algorithm.new() if self._step is None else None
         self._sha256: Hasher | None = None
         self._md5: Hasher | None = None
         self._xxh3: Hasher | None = None
-        self._hashers = [self._sum]
+        self._hashers: list[Hasher] = [] if self._sum is None else [self._sum]
         self._besides: tuple[Algorithm, Hasher] | None = None
         if besides is not None and besides is not wanted.algorithm:
             self._besides = besides, besides.new()
@@ -268,6 +292,8 @@ class FirstPass:
     def update(self, view: memoryview) -> None:
         """Takes the next bytes; the buffer may be reused afterwards."""
         self.size += view.nbytes
+        if self._step is not None:
+            self._value = self._step(view, self._value)
         for hasher in self._hashers:
             hasher.update(view)
         if self.slow is not None:
@@ -276,6 +302,8 @@ class FirstPass:
     def update_quickly(self, view: memoryview) -> None:
         """Takes the next bytes, except into `slow`, which the caller feeds."""
         self.size += view.nbytes
+        if self._step is not None:
+            self._value = self._step(view, self._value)
         for hasher in self._hashers:
             hasher.update(view)
 
@@ -287,20 +315,25 @@ class FirstPass:
             self._check_payload()
         if self._content_md5 is not None:
             self._check_md5()
-        digest = self._sum.digest()
+        digest = (
+            self._value.to_bytes(self._wanted.algorithm.digest_bytes, "big")
+            if self._sum is None
+            else self._sum.digest()
+        )
         if self._wanted.expected is not None or self._wanted.trailer is not None:
             self._check_sum(digest, trailers)
         besides = None
         if self._besides is not None:
             found, hasher = self._besides
             besides = StoredChecksum(found, encode(hasher.digest()), FULL_OBJECT)
-        checksum = StoredChecksum(self._wanted.algorithm, encode(digest), FULL_OBJECT)
-        return Digests(self.size, self._etag(), checksum, besides)
-
-    def _etag(self) -> str:
+        value = binascii.b2a_base64(digest, newline=False).decode("ascii")
+        checksum = StoredChecksum(self._wanted.algorithm, value, FULL_OBJECT)
+        tag = ""
         if self._md5 is not None:
-            return self._md5.digest().hex()
-        return "" if self._xxh3 is None else etag.fast_etag(self._xxh3.digest())
+            tag = self._md5.digest().hex()
+        elif self._xxh3 is not None:
+            tag = etag.fast_etag(self._xxh3.digest())
+        return Digests(self.size, tag, checksum, besides)
 
     def _check_payload(self) -> None:
         if self._sha256 is None or self._content_sha256 is None:

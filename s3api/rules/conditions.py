@@ -56,14 +56,10 @@ class Conditions:
 
 
 NONE: Final = Conditions()
-_WRITES: Final = frozenset(("IfMatch", "IfNoneMatch", "IfModifiedSince", "IfUnmodifiedSince"))
-
-
-def conditions_of(params: Mapping[str, Any]) -> Conditions:
-    """`Conditions.of`, for requests that mostly make none: that is NONE then."""
-    return NONE if _WRITES.isdisjoint(params) else Conditions.of(params)
-
-
+WRITE_CONDITIONS: Final = frozenset(
+    ("IfMatch", "IfNoneMatch", "IfModifiedSince", "IfUnmodifiedSince")
+)
+"""Parameters that make a write conditional."""
 _OF_SOURCE: Final = "x-amz-copy-source-"
 
 

@@ -17,6 +17,10 @@ from s3api.http.s3_errors import S3Error
 GOVERNANCE: Final = "GOVERNANCE"
 COMPLIANCE: Final = "COMPLIANCE"
 _MODES: Final = frozenset({GOVERNANCE, COMPLIANCE})
+PARAMS: Final = frozenset(
+    ("ObjectLockMode", "ObjectLockRetainUntilDate", "ObjectLockLegalHoldStatus")
+)
+"""Parameters of requests that name the lock of a new version."""
 _MAX_YEARS: Final = 100
 _MAX_DAYS: Final = 36500
 

@@ -5,6 +5,7 @@
                commit, what is committed reaches the disk, the mount answers, and so do the workers;
                what lacks of NFS stands in the answer, but whoever balances load of S3 leaves the
                node in while NFS is started again
+/health/read   the same, but for the engine: while it is away, files are read as they were
 /health/nfs    NFS is served; exports that are not stand in the answer
 /metrics       Prometheus' text format
 """
@@ -27,7 +28,7 @@ LIMITS: Final = Limits(body_bytes=0, connections=64, header_count=50, stop_s=1.0
 _LOOKS: Final = trio.CapacityLimiter(4)
 """Threads that check mounts; one that hangs in a mount takes none of the node's."""
 _TEXT: Final = [(b"Content-Type", b"text/plain; charset=utf-8")]
-_THERE: Final = b"there are /health/live, /health/ready, /health/nfs and /metrics\n"
+_THERE: Final = b"there are /health/live, /health/ready, /health/read, /health/nfs and /metrics\n"
 log = logging.getLogger(__name__)
 
 
@@ -52,6 +53,8 @@ class Admin:
             return Response(200, _TEXT, b"alive\n")
         if path == b"/health/ready":
             return await self._health(_ready)
+        if path == b"/health/read":
+            return await self._health(_readable)
         if path == b"/health/nfs":
             return await self._health(_nfs)
         if path == b"/metrics":
@@ -82,6 +85,13 @@ async def _ready(status: dict[str, Any]) -> Response:
     return Response(200, _TEXT, "\n".join(["ready", *_lacking_of_nfs(nfs), ""]).encode())
 
 
+async def _readable(status: dict[str, Any]) -> Response:
+    if lacking := await _lacking_to_read(status):
+        return Response(503, _TEXT, f"not readable: {lacking}\n".encode())
+    away = _away(status)
+    return Response(200, _TEXT, f"read only: {away}\n".encode() if away else b"readable\n")
+
+
 async def _nfs(status: dict[str, Any]) -> Response:
     nfs = status.get("nfs")
     if nfs is None:
@@ -94,9 +104,21 @@ async def _lacking(status: dict[str, Any]) -> str:
     """Returns the fault that makes the node not ready; empty where there is none."""
     if (failure := status["engine"]["journal_failure"]) is not None:
         return str(failure)
-    if (cluster := status.get("cluster")) is not None and not cluster["holds_lease"]:
-        silent_s = status["engine"]["silent_s"]
-        return f"the engine does not renew this node's lease ({silent_s:.0f} s without a word)"
+    return _away(status) or await _lacking_to_read(status)
+
+
+def _away(status: dict[str, Any]) -> str:
+    """Returns why the node takes no changes; empty where it takes them."""
+    engine, cluster = status["engine"], status.get("cluster")
+    if cluster is None or (cluster["holds_lease"] and not engine["is_away"]):
+        return ""
+    if engine["loss"] is not None:
+        return str(engine["loss"])
+    return f"the engine does not answer this node ({engine['silent_s']:.0f} s without a word)"
+
+
+async def _lacking_to_read(status: dict[str, Any]) -> str:
+    """Returns the fault that keeps files from being read; empty where there is none."""
     if (refusal := status["engine"].get("mirror_refusal")) is not None:
         return f"the metadata replica cannot take what other nodes commit ({refusal})"
     mount, s3 = status["mount"], status.get("s3")

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import trio
 
 from kvfs.base.config import ADMIN_USUAL, S3_USUAL, Address, Config, Listening
@@ -31,8 +32,10 @@ from kvfs.meta.blocking_engine import FromThread
 from kvfs.node import Node
 from kvfs.node.status import status_of
 from s3api.auth.credentials import Credentials
+from s3api.server import listener_passing
 from s3api.server.admin_port import LIMITS, Admin
 from s3api.server.counters import Tally
+from s3api.server.listener_passing import Listeners
 from s3api.server.supervisor import Supervisor, close_all, open_listeners
 from s3api.server.users import Users
 from s3api.server.worker_messages import WorkerPlan
@@ -50,11 +53,19 @@ def is_wanted(config: Config) -> bool:
     return config.s3 != "off" or isinstance(config.admin, Address)
 
 
+class _Place(msgspec.Struct):
+    socket: str
+    """The path of a socket where the process listens that is to have the S3 port."""
+
+
 class S3Serving:
     """The S3 door of one node. A companion: call it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, inherited: list[socket.socket] | None = None) -> None:
+        """`inherited`: listeners that a node before has passed on."""
         self._config = config
+        self._inherited = inherited
+        self._listeners: Listeners = []
         self._supervisor: Supervisor | None = None
         self._endpoint = self._admin_endpoint = ""
         self._encryption = ""
@@ -69,7 +80,7 @@ class S3Serving:
             if config.s3 != "off":
                 self._check_files()
                 self._encryption = _encryption(config)
-                listeners = await _listeners(config.s3, S3_USUAL, config.s3_workers)
+                listeners = self._listeners = await self._open_listeners()
                 scheme = "https" if config.s3_certificate else "http"
                 self._endpoint = f"{scheme}://{_reached(listeners)}"
                 try:
@@ -80,6 +91,8 @@ class S3Serving:
                 self._supervisor = Supervisor(self._plan, listeners)
                 tally = self._supervisor.tally
                 node.reports["s3"] = self._report
+                node.control.handlers["replace_s3_workers"] = self._replace_workers
+                node.control.handlers[listener_passing.METHOD] = self._pass_listeners
                 await nursery.start(self._supervisor.run)
             if (where := _admin_of(config)) is not None:
                 listeners = await _listeners(where, ADMIN_USUAL, 1)
@@ -88,6 +101,19 @@ class S3Serving:
                 handler = Admin(partial(status_of, node), tally).handle
                 await nursery.start(serve, listeners[0], handler, LIMITS)
             task_status.started()
+
+    async def _open_listeners(self) -> Listeners:
+        """Raises Busy, Invalid."""
+        config = self._config
+        if self._inherited is not None:
+            return listener_passing.shared_out(self._inherited, config.s3_workers)
+        return await _listeners(config.s3, S3_USUAL, config.s3_workers)
+
+    async def _pass_listeners(self, params: dict[str, Any]) -> bool:
+        path = msgspec.convert(params, _Place).socket
+        passed = partial(listener_passing.pass_on, path, str(self._config.s3), self._listeners)
+        await trio.to_thread.run_sync(passed)
+        return True
 
     def _check_files(self) -> None:
         """Finds and names faults in files that would make workers fail. Raises Invalid, OSError."""
@@ -127,6 +153,10 @@ class S3Serving:
             log_delivery_s=config.s3_log_delivery_s,
             log_level=config.log_level,
         )
+
+    async def _replace_workers(self, _params: dict[str, Any]) -> None:
+        assert self._supervisor is not None
+        await self._supervisor.replace_all()
 
     async def _report(self) -> dict[str, Any]:
         supervisor = self._supervisor

@@ -116,9 +116,9 @@ class Expiring:
 
     def _is_ours(self) -> bool:
         """Returns whether no other node of the cluster does it."""
-        mirrored = self._store.session.mirrored
+        replica = self._store.session.replica
         try:
-            return mirrored is None or mirrored.claim(_JOB)
+            return replica is None or replica.claim(_JOB)
         except KvfsError as error:
             log.warning("whether lifecycle rules are to be carried out here: %s", error)
             return False

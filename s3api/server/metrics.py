@@ -22,19 +22,29 @@ def exposition(status: dict[str, Any], tally: Tally | None) -> bytes:
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.registry import Collector
 
-    class Told(Collector):
+    class StatusCollector(Collector):
         def collect(self) -> Iterable["Metric"]:
             yield from _of_node(status)
             if (cluster := status.get("cluster")) is not None:
                 yield from _of_cluster(cluster, status["engine"])
             if (nfs := status.get("nfs")) is not None:
                 yield from _of_nfs(nfs)
+            if (backup := status.get("backup")) is not None:
+                yield from _of_backups(backup)
             if tally is not None:
                 yield from _of_workers(status, tally)
 
     registry = CollectorRegistry()
-    registry.register(Told())
+    registry.register(StatusCollector())
     return generate_latest(registry)
+
+
+def _of_backups(backup: dict[str, Any]) -> Iterator["Metric"]:
+    last = backup["last"]
+    text = "Time of the newest backup, since the epoch; 0: none is known."
+    yield _gauge("kvfs_backup_time_seconds", text, last["made_ns"] / 1e9 if last else 0)
+    text = "Whether the last attempt to make a backup failed."
+    yield _gauge("kvfs_backup_failed", text, int(backup["problem"] is not None))
 
 
 def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
@@ -101,7 +111,11 @@ def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Me
     text = "Whether the disk of the metadata replica refuses what others commit."
     yield _gauge("kvfs_mirror_refused", text, refused)
     yield _gauge("kvfs_engine_silent_seconds", "Since it was heard last.", engine["silent_s"])
+    text = "Whether it is away: strict namespaces are read as they were, changes are refused."
+    yield _gauge("kvfs_engine_away", text, int(engine["is_away"]))
     yield _counter("kvfs_engine_requests", "Sent to the engine.", engine["round_trips"])
+    text = "Closed here; before others were told, they lost their names or their directories."
+    yield _counter("kvfs_unplaced_files", text, engine["unplaced_files"])
     families = {
         "alive": "Whether a node holds its lease.",
         "capacity_bytes": "What a node lends.",

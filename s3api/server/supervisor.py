@@ -130,6 +130,8 @@ class _Worker:
         self.last = Tally()
         self.busy = trio.Lock()
         """Held while it is asked."""
+        self.is_replaced = trio.Event()
+        """Set when another process fills the place."""
 
 
 class Supervisor:
@@ -143,6 +145,9 @@ class Supervisor:
         self._plan = plan
         self._workers = [_Worker(each) for each in listeners]
         self._merger = Merger()
+        self._replacing = trio.Lock()
+        self._leaving: list[trio.Process] = []
+        """Processes that others have replaced, and that answer what they had begun."""
         self.restarts = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -186,10 +191,35 @@ class Supervisor:
                 nursery.start_soon(self._ask, worker)
         return self._merger.total(worker.last for worker in self._workers)
 
+    async def replace_all(self) -> None:
+        """Replaces each worker by a new process, one after the other: no connection is refused, and
+        no request fails. Returns when the last of the old ones has ended. Raises Unavailable if a
+        new one does not come up: then the old one of that place goes on. Cancelled: some are
+        replaced."""
+        async with self._replacing:
+            for worker in self._workers:
+                await self._replace(worker)
+
     # ---- one worker
 
+    async def _replace(self, worker: _Worker) -> None:
+        old = worker.process
+        if old is None or worker.answers is None:
+            return  # it has died, and is replaced anyway
+        await self._ask(worker)
+        await self._start(worker)
+        self._merger.bury(worker.last)
+        worker.last, worker.answering = Tally(), False
+        replaced, worker.is_replaced = worker.is_replaced, trio.Event()
+        replaced.set()
+        self._leaving.append(old)
+        try:
+            await _end_in_order([old])
+        finally:
+            self._leaving.remove(old)
+
     async def _start(self, worker: _Worker) -> None:
-        """Raises Unavailable unless it gets ready."""
+        """Fills a place by a process that is ready. Raises Unavailable: it is as it was."""
         fds = [listener.fileno() for listener in worker.listeners]
         process = await trio.lowlevel.open_process(
             [sys.executable, "-m", "s3api.server.worker"],
@@ -201,37 +231,47 @@ class Supervisor:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        worker.process, answers = process, _Answers(process.stdout)
-        with trio.move_on_after(READY_S):
-            with contextlib.suppress(trio.BrokenResourceError, EOFError):
-                await process.stdin.send_all(msgspec.json.encode(self._plan(fds)) + b"\n")
-                if await answers.next() == READY:
-                    worker.answers = answers
-                    return
-        raise Unavailable("a worker of the S3 API did not come up: its log says why")
+        answers = _Answers(process.stdout)
+        try:
+            with trio.move_on_after(READY_S):
+                with contextlib.suppress(trio.BrokenResourceError, EOFError):
+                    await process.stdin.send_all(msgspec.json.encode(self._plan(fds)) + b"\n")
+                    if await answers.next() == READY:
+                        worker.process, worker.answers = process, answers
+                        return
+            raise Unavailable("a worker of the S3 API did not come up: its log says why")
+        finally:
+            if worker.process is not process:
+                with trio.CancelScope(shield=True):
+                    process.kill()
+                    await process.wait()
+                    await _close(process)
 
     async def _keep(self, worker: _Worker) -> None:
         """Replaces it whenever it dies."""
         pause_s, most_s = BACKOFF_S
         while True:
             began = time.monotonic()
-            assert worker.process is not None
-            status = await worker.process.wait()
+            process, status = worker.process, await _ended(worker)
+            if status is None or worker.process is not process:
+                pause_s = BACKOFF_S[0]
+                continue
+            assert process is not None
             worker.answers = None
-            await _close(worker.process)
+            await _close(process)
             self._merger.bury(worker.last)
             worker.last, worker.answering = Tally(), False
             if time.monotonic() - began > _HEALTHY_S:
                 pause_s = BACKOFF_S[0]
-            log.error("an S3 worker (process %d) ended: %s", worker.process.pid, _end(status))
-            await trio.sleep(pause_s)
-            pause_s = min(pause_s * 2, most_s)
-            self.restarts += 1
-            try:
-                await self._start(worker)
-            except (Unavailable, OSError) as error:
-                log.error("an S3 worker could not be replaced: %s", error)
-                worker.process.kill()
+            log.error("an S3 worker (process %d) ended: %s", process.pid, _end(status))
+            while worker.answers is None:
+                await trio.sleep(pause_s)
+                pause_s = min(pause_s * 2, most_s)
+                self.restarts += 1
+                try:
+                    await self._start(worker)
+                except (Unavailable, OSError) as error:
+                    log.error("an S3 worker could not be replaced: %s", error)
 
     async def _ask(self, worker: _Worker) -> None:
         process, answers = worker.process, worker.answers
@@ -253,19 +293,42 @@ class Supervisor:
 
     async def _stop(self) -> None:
         close_all([worker.listeners for worker in self._workers])
-        processes = [w.process for w in self._workers if w.process is not None]
+        found = [worker.process for worker in self._workers if worker.process is not None]
+        await _end_in_order([*found, *self._leaving])
+
+
+async def _end_in_order(processes: list[trio.Process]) -> None:
+    """Has workers answer what they have begun, and returns when they have ended, within STOP_S.
+    Cancelled: they end all the same."""
+    for process in processes:
+        if process.stdin is not None:
+            await process.stdin.aclose()
+    with trio.move_on_after(STOP_S):
         for process in processes:
-            if process.stdin is not None:
-                await process.stdin.aclose()
-        with trio.move_on_after(STOP_S):
-            for process in processes:
-                await process.wait()
-        for process in processes:
-            if process.poll() is None:
-                log.error("the S3 worker %d did not end: it is killed", process.pid)
-                process.kill()
             await process.wait()
-            await _close(process)
+    for process in processes:
+        if process.poll() is None:
+            log.error("the S3 worker %d did not end: it is killed", process.pid)
+            process.kill()
+        await process.wait()
+        await _close(process)
+
+
+async def _ended(worker: _Worker) -> int | None:
+    """Returns the status with which a worker's process ended; None: another one replaced it."""
+    process, status = worker.process, None
+    assert process is not None
+    async with trio.open_nursery() as nursery:
+
+        async def wait() -> None:
+            nonlocal status
+            status = await process.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(wait)
+        await worker.is_replaced.wait()
+        nursery.cancel_scope.cancel()
+    return status
 
 
 async def _close(process: trio.Process) -> None:

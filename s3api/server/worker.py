@@ -46,6 +46,8 @@ more."""
 _LOOK_S: Final = 1.0
 """Interval of checks of the supervisor, which cannot tell of its end while the kernel holds one of
 its threads."""
+_PARTING_S: Final = 1.0
+"""Time for which a worker that ends waits for the next request of a connection that was used."""
 _BODY_BYTES: Final = (5 << 40) + (1 << 30)
 """The largest object, and the framing of aws-chunked: the operations check S3's own limits."""
 
@@ -113,7 +115,8 @@ async def _serve(plan: WorkerPlan, store: ObjectStore) -> None:
         serve,
         listeners,
         application.handle,
-        Limits(body_bytes=_BODY_BYTES),
+        Limits(body_bytes=_BODY_BYTES, parting_s=_PARTING_S),
+        steps=True,
         refuse=application.refuse,
         tls=tls,
         on_response=_on_response(recorder, plan.access_log),

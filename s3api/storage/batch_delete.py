@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvfs.base.errors import KvfsError
+from kvfs.objects.lookup import Bucket
 from kvfs.objects.mutations import Deleted
 from kvfs.objects.object_store import Doomed, ObjectStore
 from kvfs.vfs.post_commit import Changed
-from s3api.storage.batches import Together
+from s3api.storage.batches import Together, in_a_thread
 from s3api.storage.commit_notifier import Teller
 
 
@@ -29,19 +30,20 @@ class Deleter:
     def __init__(self, store: ObjectStore, teller: Teller) -> None:
         self._store = store
         self._teller = teller
-        self._together: Together[tuple[_How, Doomed], Deleted] = Together(self._delete)
+        self._together: Together[tuple[_How, Doomed], Deleted] = Together(in_a_thread(self._delete))
         self.run = self._together.run
 
     async def delete(
-        self, bucket: bytes, doomed: Doomed, *, versioning: str, bypass: bool
+        self, name: bytes, bucket: Bucket, doomed: Doomed, *, versioning: str, bypass: bool
     ) -> Deleted:
-        """Deletes like ObjectStore.delete; the node has been told. Raises what that raises,
+        """Deletes like ObjectStore.delete from the bucket of this name, which the request found as
+        `bucket`; the node has been told. Raises what that raises,
         Unavailable, and what the check raises, which must be an error of the core. Cancelled: it is
         deleted all the same."""
         later: list[Changed] = []
         done = self._store.delete_now(bucket, doomed, later, versioning=versioning, bypass=bypass)
         if done is None:
-            return await self._together.do((_How(bucket, versioning, bypass), doomed))
+            return await self._together.do((_How(name, versioning, bypass), doomed))
         await self._teller.tell(later)
         return done
 

@@ -41,8 +41,8 @@ class Settings:
     and must not be changed."""
 
     __slots__ = (
-        *("_raw", "_values", "bucket", "has_acl", "has_lock", "has_policy", "owner"),
-        *("ownership", "versioning"),
+        *("_raw", "_values", "bucket", "has_acl", "has_lifecycle", "has_lock", "has_policy"),
+        *("owner", "ownership", "versioning"),
     )
 
     def __init__(self, bucket: Bucket, raw: Mapping[str, bytes]) -> None:
@@ -54,6 +54,7 @@ class Settings:
         """The name of the bucket's owner; empty: it was made on the mount."""
         self.has_policy = POLICY in raw
         self.has_acl = ACL in raw
+        self.has_lifecycle = LIFECYCLE in raw
         self.has_lock = OBJECT_LOCK in raw
         """Whether the bucket was made for locked objects."""
         self.versioning: str = (self.get(VERSIONING) or {}).get("Status", "")

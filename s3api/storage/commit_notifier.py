@@ -1,9 +1,9 @@
 """Tells the node of commits: one round trip for all waiting requests.
 
 A response goes out only after the node's mount has forgotten what the commit replaced. One request
-tells it by itself, in the loop; under load many commits wait at once, so that those which came
-while the node was being told go together next, in a thread. Changes that the mount cannot
-know are told later: nobody waits for that.
+tells it by itself; under load many commits wait at once, so that those which came while the node
+was being told go together next. Changes that the mount cannot know are told later: nobody waits for
+that.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Teller:
         finally:
             self._is_telling = False
 
-    def _finish(self, batch: Sequence[Sequence[Changed]]) -> list[None]:
+    async def _finish(self, batch: Sequence[Sequence[Changed]]) -> list[None]:
         # The link to the node has a deadline of its own.
-        self._store.tell([one for each in batch for one in each])
+        await self._store.tell_in_loop([one for each in batch for one in each])
         return [None] * len(batch)

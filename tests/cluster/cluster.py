@@ -141,11 +141,22 @@ class Cluster:
         self.engine = engine.Engine(self.root / "engine", self.network)
         numbers = range(1, size + 1) if size else self._numbers()
         secret = ("--secret-file", str(self.root / "cluster.key"))
-        shared = ("--engine", self.engine.url, *secret, *flags)
-        self.hosts = {
-            number: Host(number, self.root / str(number), self.network, *shared)
-            for number in numbers
-        }
+        self._shared = ("--engine", self.engine.url, *secret, *flags)
+        self.hosts = {number: self._host(number) for number in numbers}
+
+    def _host(self, number: int) -> Host:
+        return Host(number, self.root / str(number), self.network, *self._shared)
+
+    @contextlib.contextmanager
+    def spare(self, number: int) -> Iterator[Host]:
+        """A host beside those of the cluster, for a node that comes and goes; it does not run."""
+        made = self._host(number)
+        self.network.make([made.name])
+        try:
+            yield made
+        finally:
+            made.end()
+            open_to_writers(made.mount)
 
     def _numbers(self) -> list[int]:
         return [int(host) for host in self.network.hosts() if host.isdecimal()]

@@ -10,23 +10,25 @@ from typing import Final
 
 import trio
 
-_STEP_S: Final = 0.01
+_STEP_S: Final = (0.01, 0.1)
+"""Between two looks: the first, and after a second."""
 _PATIENCE_S: Final = 60.0
 
 
 def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = _PATIENCE_S) -> None:
-    end = time.monotonic() + timeout_s
+    began = time.monotonic()
     while not is_so():
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > timeout_s:
             raise TimeoutError(f"not so after {timeout_s:g} s: {what}")
-        time.sleep(_STEP_S)
+        time.sleep(max(_STEP_S[0], min(_STEP_S[1], waited / 10)))
 
 
 async def until(is_so: Callable[[], object], what: str, timeout_s: float = _PATIENCE_S) -> None:
     """The same in a trio task, on its loop's clock."""
     with trio.move_on_after(timeout_s):
         while not is_so():
-            await trio.sleep(_STEP_S)
+            await trio.sleep(_STEP_S[0])
         return
     raise TimeoutError(f"not so after {timeout_s:g} s: {what}")
 

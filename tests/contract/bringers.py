@@ -14,8 +14,8 @@ from kvfs.datastore.index import Sealed
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode, namespace_root
-from kvfs.node.tasks.evictor import Evicted, Evictor
-from kvfs.node.tasks.surplus_replicas import Spare
+from kvfs.node.tasks.eviction.evictor import Evicted, Evictor
+from kvfs.node.tasks.eviction.surplus_replicas import Spare
 from kvfs.transfer.origins import Cold, FileOrigins
 from kvfs.transfer.transfers import Transfers
 from kvfs.tree import lifecycle, namespaces, tree
@@ -239,8 +239,8 @@ def publish(
     version: int | None = None,
     seal: bytes | None = None,
 ) -> None:
-    """Record that a data file was closed as it is."""
-    lifecycle.publish(
+    """Record that a data file was closed as it is, and with `seal` that it was sealed since."""
+    closed = lifecycle.publish(
         t,
         ino,
         size=st.st_size,
@@ -249,5 +249,16 @@ def publish(
         ctime_ns=st.st_ctime_ns,
         boot=0,
         version=version,
-        seal=seal,
     )
+    if seal is not None:
+        assert lifecycle.seal(
+            t,
+            ino,
+            closed,
+            version=closed.version,
+            size=st.st_size,
+            blocks=st.st_blocks,
+            mtime_ns=st.st_mtime_ns,
+            ctime_ns=st.st_ctime_ns,
+            checksum=seal,
+        )

@@ -18,7 +18,11 @@ from kvfs.datastore.index import NAME, Index
 from kvfs.datastore.layout import open_store
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.node import open_node
+from tests import fork_server
 
+IMPORTED = ("kvfs.client.blocking", "tests.fault.victim", "tests.fault.engine_writer")
+"""By the server of which the programs here are forks."""
+_LONGEST_S = 120.0
 ROOT = Path(__file__).resolve().parent.parent.parent
 _NODE = """
 import sys, trio
@@ -86,28 +90,42 @@ def running_node(root: Path, capacity: str = "90%") -> Iterator[int]:
 
 def python(program: str, *arguments: str) -> "subprocess.Popen[bytes]":
     """Run a program text in another interpreter, its output in a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, env=_environment()
+    )
+
+
+def _environment() -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KVFS_")}
     inherited = environment.get("PYTHONPATH", "")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), inherited)))
     environment["KVFS_CONFIG"] = os.devnull
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, env=environment
-    )
+    return environment
 
 
 def run(program: str, *arguments: str) -> bytes:
     """As `python`, to its end; what it printed."""
-    child = python(program, *arguments)
-    output, _ = child.communicate(timeout=120)
-    assert child.returncode == 0, output
+    code, output = _run_to_its_end(program, *arguments)
+    assert code == 0, output
     return output
 
 
-def run_killed(program: str, *arguments: str) -> None:
-    """As `python`, for a program that kills itself."""
-    child = python(program, *arguments)
-    output, _ = child.communicate(timeout=120)
-    assert child.returncode == -signal.SIGKILL, output
+def run_killed(program: str, *arguments: str) -> bytes:
+    """As `run`, for a program that kills itself."""
+    code, output = _run_to_its_end(program, *arguments)
+    assert code == -signal.SIGKILL, output
+    return output
+
+
+def _run_to_its_end(program: str, *arguments: str) -> tuple[int, bytes]:
+    """Its exit code, and what it printed."""
+    done = fork_server.run(IMPORTED, program, arguments, _environment(), _LONGEST_S)
+    if done is None:
+        child = python(program, *arguments)
+        output, _ = child.communicate(timeout=_LONGEST_S)
+        return child.returncode, output
+    sys.stderr.write(done.stderr.decode(errors="replace"))
+    return done.returncode, done.stdout
 
 
 def problems(root: Path) -> list[str]:

@@ -18,6 +18,12 @@ class Direct(DirectEngine):
     immediate = False
     reads_immediate = False
 
+    def shard(self, namespace_id: int) -> int:  # noqa: ARG002
+        return 0
+
+    def is_local(self, namespace_id: int) -> bool:  # noqa: ARG002
+        return False
+
     async def read(self, fn: Callable[[Transaction], T]) -> T:
         return await trio.to_thread.run_sync(self.read_now, fn)
 

@@ -68,6 +68,12 @@ class MemoryEngine:
         self._current = MemorySnapshot({})
         self._lock = threading.Lock()
 
+    def shard(self, namespace_id: int) -> int:  # noqa: ARG002
+        return 0
+
+    def is_local(self, namespace_id: int) -> bool:  # noqa: ARG002
+        return False
+
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
         """As `read`, at once."""
         return fn(MemoryTransaction(self._current, writable=False))
@@ -100,7 +106,10 @@ class MemoryEngine:
                 return result
         raise Conflict(f"others committed first, {_ATTEMPTS} times in a row")
 
-    async def sync(self) -> None:
+    def refresh_now(self) -> None:
+        pass
+
+    async def sync(self, namespace_id: int | None = None) -> None:  # noqa: ARG002
         """Nothing survives anything here; returns after a checkpoint."""
         await trio.lowlevel.checkpoint()
 

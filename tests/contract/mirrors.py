@@ -12,7 +12,7 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.replica.applier import Applied
 from kvfs.meta.replica.direct_engine import DirectEngine
-from kvfs.meta.replica.replica_engine import MirrorEngine
+from kvfs.meta.replica.replica_engine import ReplicaEngine
 
 T = TypeVar("T")
 
@@ -23,8 +23,10 @@ class Mirror:
     immediate = False
     reads_immediate = True
 
-    def __init__(self, path: Path, url: str, *, node: int = 1, **options: Any) -> None:
-        self.local = EmbeddedEngine(path)
+    def __init__(
+        self, path: Path, url: str, *, node: int = 1, map_size: int = 1 << 40, **options: Any
+    ) -> None:
+        self.local = EmbeddedEngine(path, map_size=map_size)
         self.told: list[Applied] = []
         self._url = url
         self._options: dict[str, Any] = {"node": node, "deadline_s": 10.0, **options}
@@ -43,6 +45,12 @@ class Mirror:
     def transact_now(self, fn: Callable[[Transaction], T]) -> T:
         return self.call(lambda: self.engine.transact(fn))
 
+    def is_local(self, namespace_id: int) -> bool:
+        return self.engine.is_local(namespace_id)
+
+    def shard(self, namespace_id: int) -> int:
+        return self.engine.shard(namespace_id)
+
     async def read(self, fn: Callable[[Transaction], T]) -> T:
         await trio.lowlevel.checkpoint()
         return self.read_now(fn)
@@ -50,7 +58,7 @@ class Mirror:
     async def transact(self, fn: Callable[[Transaction], T]) -> T:
         return await trio.to_thread.run_sync(self.transact_now, fn)
 
-    async def sync(self) -> None:
+    async def sync(self, namespace_id: int | None = None) -> None:  # noqa: ARG002
         await trio.to_thread.run_sync(lambda: self.call(self.engine.sync))
 
     def catch_up(self) -> None:
@@ -76,7 +84,7 @@ class Mirror:
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self.engine = MirrorEngine(self.local, self._url, on_applied=self._tell, **self._options)
+        self.engine = ReplicaEngine(self.local, self._url, on_applied=self._tell, **self._options)
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             await nursery.start(self.engine.run)

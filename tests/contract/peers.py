@@ -3,7 +3,7 @@
 import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -13,7 +13,7 @@ from kvfs.cluster import secrets
 from kvfs.cluster.handshake import Party
 from kvfs.cluster.peer_client import PeerClient
 from kvfs.cluster.peer_protocol import PeerAddress, PeerIdentity
-from kvfs.cluster.peer_server import PeerServer
+from kvfs.cluster.peer_server import Method, PeerServer
 from kvfs.cluster.secrets import Secrets
 from kvfs.datastore import checksum
 from kvfs.datastore.files import DataFiles
@@ -35,9 +35,14 @@ class Peer:
     """A node, as far as its peers see it."""
 
     def __init__(
-        self, node: int, root: Path, known: Secrets = OURS, interpreter: Path | None = None
+        self,
+        node: int,
+        root: Path,
+        known: Secrets = OURS,
+        interpreter: Path | None = None,
+        methods: Mapping[str, Method] | None = None,
     ) -> None:
-        """`interpreter`: of its mover; None: it has none."""
+        """`interpreter`: of its mover; None: it has none. `methods`: what else it answers."""
         root.mkdir()
         self.listeners = listen("127.0.0.1", 0)
         host, port = self.listeners[0].getsockname()[:2]
@@ -64,9 +69,14 @@ class Peer:
         )
         self.shelf = ChunkProvider(self.files, self.index, self.fetches, self._is_changed)
         self.serves = True
-        self.server = PeerServer(self.identity, self.shelf, lambda: self.serves, lambda _ino: None)
-        if self.rdma is not None:
-            self.rdma.serve(self.server)
+        self.server = PeerServer(
+            self.identity,
+            self.shelf,
+            lambda: self.serves,
+            lambda _ino: None,
+            {**(self.rdma.methods if self.rdma else {}), **(methods or {})},
+            self.rdma.lending if self.rdma else None,
+        )
         self.scope = trio.CancelScope()
 
     def refused(self, ino: int) -> trio.Event:
@@ -202,11 +212,16 @@ def content(size: int, seed: int = 0) -> bytes:
 
 @contextlib.asynccontextmanager
 async def peers(
-    root: Path, count: int, interpreter: Path | None = None
+    root: Path,
+    count: int,
+    interpreter: Path | None = None,
+    methods: Mapping[str, Method] | None = None,
 ) -> AsyncIterator[list[Peer]]:
-    """So many nodes, numbered from 1; with movers, where they have an interpreter."""
+    """So many nodes, numbered from 1, that answer these methods too; with movers, where they have
+    an interpreter."""
     made = [
-        Peer(number, root / str(number), interpreter=interpreter) for number in range(1, count + 1)
+        Peer(number, root / str(number), interpreter=interpreter, methods=methods)
+        for number in range(1, count + 1)
     ]
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:

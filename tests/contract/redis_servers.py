@@ -55,6 +55,12 @@ class RedisServer:
     def url(self) -> str:
         return f"unix://{self.socket}"
 
+    @property
+    def pid(self) -> int:
+        """The number of its process, once it was started."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Run it, and wait until it answers (also: that it is loading)."""
         self._process = subprocess.Popen(
@@ -171,15 +177,24 @@ def on_a_port(
 
 
 class RedisCluster:
-    """Three servers with a third of the slots each. One that is silent for `timeout_ms` is given
-    up by the others, and its replica, where it has one, takes its place."""
+    """Servers with as many of the slots each. One that is silent for `timeout_ms` is given up by
+    the others, and its replica, where it has one, takes its place."""
 
-    def __init__(self, directory: Path, *, timeout_ms: int = 5_000) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        timeout_ms: int = 5_000,
+        servers: int = 3,
+        settings: Sequence[str] = (),
+    ) -> None:
+        """`settings`: further ones of each server."""
         self._directory = directory
         self._timeout_ms = timeout_ms
-        self.servers = [self._start(str(number)) for number in range(3)]
+        self._settings = settings
+        self.servers = [self._start(str(number)) for number in range(servers)]
         self.replicas: list[RedisServer] = []
-        share = -(-_SLOTS // 3)
+        share = -(-_SLOTS // servers)
         for number, server in enumerate(self.servers):
             last = min(_SLOTS, (number + 1) * share) - 1
             assert server.call("CLUSTER", "ADDSLOTSRANGE", number * share, last) == "OK"
@@ -244,6 +259,7 @@ class RedisCluster:
             *("--cluster-enabled", "yes", "--cluster-node-timeout", str(self._timeout_ms)),
             *("--cluster-port", str(free_port()), "--cluster-replica-validity-factor", "0"),
             *("--repl-diskless-sync-delay", "0"),
+            *self._settings,
         )
         return on_a_port(self._directory / name, *settings)
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from kvfs.base.clock import file_time_ns
 from kvfs.base.units import Capacity, parse_capacity
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import NAME, Index
 from kvfs.datastore.layout import create_store
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import Inode, namespace_root
-from kvfs.node.tasks.evictor import Evictor
+from kvfs.node.tasks.eviction.evictor import Evictor
 from kvfs.node.tasks.sealer import Sealer
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.vfs.inode_holders import Holders
@@ -25,7 +26,7 @@ BOOT = 12345
 
 def new_inode(*, boot: int = 0) -> Inode:
     """The record of a file that was made just now and has no name yet."""
-    now = time.time_ns()
+    now = file_time_ns()
     return Inode(
         mode=0o100644,
         uid=0,

@@ -6,6 +6,7 @@
         proxy.held = "out"          # answers are held back; None: they arrive after all
         proxy.cut()                 # all connections end
         proxy.is_refusing = True    # new ones end at once
+        proxy.go_over(other_server) # all end, and new ones lead there
 
 Cuts are also drawn from a seed: before a request has gone through, in its middle, or when it was
 done and its answer is on the way. An address is the path of a unix socket or (host, port).
@@ -74,7 +75,13 @@ class Proxy:
         for connection in list(self._connections):
             connection.is_cut = True
         for connection in list(self._connections):
-            connection.thread.join()
+            if connection.thread.is_alive():  # else it finds that it is cut when it begins
+                connection.thread.join()
+
+    def go_over(self, server: Address) -> None:
+        """Another server answers at the address from now on."""
+        self._connect = _connector(server)
+        self.cut()
 
     def close(self) -> None:
         self._is_closed = True
@@ -94,7 +101,9 @@ class Proxy:
             draw = random.Random(f"{self._seed} {number}")
             number += 1
             self._connections = [each for each in self._connections if each.thread.is_alive()]
-            self._connections.append(_Connection(self, client, self._connect, draw))
+            made = _Connection(self, client, self._connect, draw)
+            self._connections.append(made)  # before it serves, so that a cut meets it
+            made.thread.start()
 
 
 class _Connection:
@@ -112,7 +121,6 @@ class _Connection:
         self._draw = draw
         self._left = draw.randrange(proxy.most_bytes) if proxy.most_bytes else None
         self.thread = threading.Thread(target=self._serve, args=(client, connect))
-        self.thread.start()
 
     def _serve(self, client: socket.socket, connect: Callable[[], socket.socket]) -> None:
         with client, contextlib.suppress(OSError), connect() as server:

@@ -8,8 +8,6 @@ a sealed file `kept`), `write` for a file of 1 MiB, `fill` for a cache that must
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -19,24 +17,19 @@ import trio
 
 from kvfs.admin.fsck import Fsck
 from kvfs.node.recover import recover
+from tests.contract import client_store
 from tests.contract.small_node import BOOT, SmallNode, small_node
 from tests.fault.disks import cut
 
 OTHER_BOOT: Final = 54321
-_ROOT: Final = Path(__file__).resolve().parents[2]
 _MIB: Final = 1 << 20
 _BLOCKS: Final = 16
 
 
 def run_victim(store: Path, step: str, *, disk: Path | None = None) -> None:
     """Take a step in another process, which must end in `die`; it cuts the power of `disk`."""
-    program = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.fault import victim; "
-    done = subprocess.run(
-        [sys.executable, "-c", program + "victim.main(*sys.argv[1:])", store, disk or "", step],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    program = "import sys; from tests.fault import victim; victim.main(*sys.argv[1:])"
+    client_store.run_killed(program, str(store), str(disk or ""), step)
 
 
 def main(store: str, disk: str, step: str) -> None:

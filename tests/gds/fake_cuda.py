@@ -24,6 +24,7 @@ class Stream:
     def __init__(self, cuda: "Cuda", device: torch.device) -> None:
         self._cuda = cuda
         self.device = device
+        self.cuda_stream = id(self)
 
     def wait_event(self, event: "Event") -> None:
         assert event.recorded
@@ -40,6 +41,10 @@ class Event:
     def record(self, stream: Stream) -> None:
         self._cuda.contexts.add(stream.device.index)
         self.recorded = True
+
+    def query(self) -> bool:
+        self._cuda.bind()
+        return False
 
     def synchronize(self) -> None:
         self._cuda.bind()

@@ -34,6 +34,9 @@ class LateQueue:
             self._work.append((work, after))
             return self.mark()
 
+    def copy(self, to: torch.Tensor, staged: torch.Tensor, after: Sequence[Mark] = ()) -> Mark:
+        return self.submit(functools.partial(to.copy_, staged), after)
+
     def mark(self) -> Mark:
         with self._lock:
             return LateMark(self, len(self._work))

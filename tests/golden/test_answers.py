@@ -38,6 +38,8 @@ CLUSTER: Final = ("status", "node list", f"where {_BLOCK}")
 """Of a cluster's."""
 STOPPED: Final = ("fsck", "fsck --repair", "quarantine", "rebuild")
 """Of a store that no node uses."""
+BACKUPS: Final = ("backup create", "backup list", "backup restore")
+"""Of a place of backups; the last one makes a store."""
 NOT_ASKED: Final = {
     "model load": "it needs torch",
     "bench gds": "it needs torch",
@@ -59,14 +61,15 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def asked(command: str, store: Path) -> list[Any]:
         capsys.readouterr()
         found_problems = command == "fsck"
-        assert _code([*command.split(), "--json", "--store", str(store)]) == found_problems
+        where = [] if command == "backup list" else ["--store", str(store)]
+        assert _code([*command.split(), "--json", *where]) == found_problems
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return asked
 
 
 def test_every_command_is_asked() -> None:
-    asked = [*RUNNING, *CLUSTER, *STOPPED]
+    asked = [*RUNNING, *CLUSTER, *STOPPED, *BACKUPS]
     missing = [
         command
         for command in _commands(group, click.Context(group))
@@ -76,7 +79,10 @@ def test_every_command_is_asked() -> None:
     assert missing == []
 
 
-def test_answers(lone: Running, cluster: Running, ask: Ask, tmp_path: Path) -> None:
+def test_answers(
+    lone: Running, cluster: Running, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFS_BACKUP", str(tmp_path / "backups"))
     (lone.node.mount / _MODEL).write_bytes(_safetensors())
     assert run(["nfs", "export", "team", "--store", str(lone.node.store)]) == 0
     stopped = _with_stray(tmp_path)
@@ -86,6 +92,11 @@ def test_answers(lone: Running, cluster: Running, ask: Ask, tmp_path: Path) -> N
             yield from _shape(command, ask(command, lone.node.store))
         for command in CLUSTER:
             yield from _shape(f"{command}, in a cluster", ask(command, cluster.node.store))
+        for command in BACKUPS:
+            is_last = command == BACKUPS[-1]
+            yield from _shape(
+                command, ask(command, tmp_path / "new" if is_last else lone.node.store)
+            )
         for command in STOPPED:
             if command == "rebuild":
                 shutil.rmtree(stopped / "meta")
@@ -107,7 +118,7 @@ def test_metrics(lone: Running, cluster: Running) -> None:
     _be_counted(lone)
     alone = _families(_page(lone))
     in_cluster = _families(_page(cluster))
-    with_nfs = _families(_page_with_nfs(lone))
+    with_nfs = _families(_page_with_more(lone))
     lines = [
         *alone.values(),
         *("", "In a cluster too:"),
@@ -172,12 +183,13 @@ def _page(running: Running) -> str:
     return found.decode()
 
 
-def _page_with_nfs(running: Running) -> str:
-    """As of a node whose NFS is served."""
+def _page_with_more(running: Running) -> str:
+    """As of a node whose NFS is served, and that makes backups."""
     status = running.node.status()
     status["nfs"] = {"is_serving": True, "exports": [], "clients": 0, "connections": 0} | {
         "restarts": 0
     }
+    status["backup"] = {"last": None, "problem": None}
     return metrics.exposition(status, None).decode()
 
 

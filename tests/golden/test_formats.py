@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from kvfs.admin.backup.manifest import FORMAT as BACKUPS
 from kvfs.base.media import parse_shared, parse_tier
 from kvfs.base.version import CONTROL, KEEPS_TAGS, PROTOCOL
 from kvfs.cluster import node_identity
@@ -28,16 +29,17 @@ from kvfs.datastore import (
 from kvfs.datastore.files import DataFiles, Description
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.datastore.replica_clock import HeardWriter
-from kvfs.meta import delegations, keys, schema
+from kvfs.meta import delegations, exclusive, keys, schema
 from kvfs.meta.lmdb import checkpoint_seal, journal
 from kvfs.meta.lmdb.journal import Position
 from kvfs.meta.lmdb.trust_state import StateFile, TrustState
 from kvfs.meta.records import AccessKey, Flag, Holding, Inode, Namespace, Tag, Usage, User, pack
 from kvfs.meta.redis import identity
 from kvfs.meta.redis.scripts import ENTRY_VERSION
-from kvfs.meta.replica.local_writes import InodeWrites
+from kvfs.meta.replica.private_group import InodeWrites
 from kvfs.meta.replica.replica_mark import ReplicaMark
 from kvfs.node.append_leases import LeaseHolder
+from kvfs.node.homes.home_record import HomeRecord
 from kvfs.objects import object_attributes, versions
 from kvfs.objects.multipart import upload_transactions
 from kvfs.policy.byte_range_locks import ByteRangeLock, LockOwner
@@ -131,6 +133,7 @@ RECORDS: Final[Sequence[tuple[str, msgspec.Struct]]] = (
         ),
     ),
     ("claim", Claim(node=7, incarnation=3)),
+    ("homes of names", HomeRecord(number=4, zones={7: "a", 9: ""})),
     ("lease of who appends", LeaseHolder(7, 3)),
     ("lock", ByteRangeLock(LockOwner(7, 3, 99), True, 0, 4095, 4321)),
     ("mirror's mark", ReplicaMark(cluster="c", node=7, position=5, token=b"t", filled=b"i")),
@@ -177,19 +180,26 @@ KEYS: Final[Sequence[tuple[str, bytes]]] = (
     ("placement", keys.placement(INO, NODE)),
     ("placement, by node", keys.held(NODE, INO)),
     ("delegation", keys.delegation(3, NODE)),
+    ("exclusive delegation", keys.exclusive(3)),
+    ("usage of a node", keys.node_usage(3, NODE)),
+    ("step of a node in a change of coherence", keys.switched(3, NODE)),
     ("node", keys.node(7)),
     ("locks on a whole file", keys.locks(INO, True)),
     ("locks on ranges", keys.locks(INO, False)),
     ("lease of who appends", keys.append_lease(INO)),
     ("claim", keys.claim("repair")),
+    ("homes of names", keys.HOMES),
     ("object of the cold tier", keys.cold_object(INO, 2, SUM)),
     ("user", keys.user("main")),
     ("access key", keys.access_key("AK")),
     ("notice", keys.notice(TIME, b"12345678")),
     ("unfinished copy", keys.copying(3)),
+    ("place of namespace 3, which has a shard of its own", keys.place(3)),
+    ("change over two shards that is under way", keys.INTENTION),
+    ("last change over two shards that reached namespace 3", keys.reached(3)),
     ("position in the journal, of this node alone", journal.POSITION_KEY),
     ("number of the last commit, of this node alone", journal.GENERATION_KEY),
-    ("mirror's mark, of this node alone", journal.MIRROR_KEY),
+    ("mirror's mark, of this node alone", journal.REPLICA_KEY),
     ("the index's database", index.NAME),
 )
 
@@ -239,6 +249,7 @@ def test_versions() -> None:
         f"control socket: {CONTROL}",
         f"both, from which on tags are kept: {KEEPS_TAGS}",
         f"data file about itself: {Description.__struct_defaults__[0]}",
+        f"backups: {BACKUPS}",
     )
     hold("versions.txt", lines)
 
@@ -266,6 +277,9 @@ def _values() -> Iterator[str]:
     yield from shown("number of a node", NODE, "7")
     yield from shown("delegation", delegations.HELD, "held")
     yield from shown("delegation", delegations.RECALLED, "recalled")
+    alone = NODE + keys.pack_u64(9)
+    yield from shown("exclusive delegation", alone + exclusive.HELD, "held by node 7, the ninth")
+    yield from shown("exclusive delegation", alone, "asked back")
     yield from shown("notice", _noticed(), "directory 1, entry 'name', its last inode 0x2a")
     yield from shown(
         "object on its way to the cold tier", _uploading(), "and the number of its node, here none"
@@ -345,8 +359,9 @@ def _files(here: Path) -> Iterator[str]:
     yield f"run/targets: {(store.run / 'targets').read_text()}"
     store.mark_recovered(12345)
     yield f"recovered: {(store.root / 'recovered').read_text()}"
-    HeardWriter(store.heard).tell(1.5)
-    yield from shown("run/heard", store.heard.read_bytes(), "1.5 s of CLOCK_BOOTTIME")
+    HeardWriter(store.heard).tell(1.5, {3: 2.5})
+    text = "1.5 s of CLOCK_BOOTTIME, namespace 3: 2.5 s"
+    yield from shown("run/heard", store.heard.read_bytes(), text)
     known_directories.KnownDirectories(store.known).close()
     yield f"run/known: {store.known.stat().st_size} bytes"
     removal_reasons.made_ready(store.gone).close()

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from gateway import watchdog_process
+from gateway.holder import holder_process
 from gateway.nfs import jail_process
 from kvfs.base import control, errors
 from kvfs.base.errors import KvfsError
@@ -132,7 +133,7 @@ def _processes() -> Iterator[str]:
     for kind in (worker_messages.WorkerPlan, Tally):
         for field in msgspec.structs.fields(kind):
             yield f"    {kind.__name__}.{field.name}: {field.type}"
-    for module in (engine_process, watchdog_process, jail_process):
+    for module in (engine_process, watchdog_process, holder_process, jail_process):
         usage = next(line for line in str(module.__doc__).splitlines() if line.startswith("    "))
         yield f"{module.__name__}: version {module.VERSION}"
         yield usage

@@ -5,7 +5,7 @@ In a checkout: `./dev python -m pip install torch kvikio-cu13`, then `./dev test
 machine whose image brings torch, put what else is needed into a directory SITE
 
     pip install --no-deps --target SITE msgspec lmdb trio outcome sniffio sortedcontainers attrs
-    pip install --no-deps --target SITE xxhash kvikio-cu13 libkvikio-cu13 rapids-logger
+    pip install --no-deps --target SITE xxhash httptools kvikio-cu13 libkvikio-cu13 rapids-logger
     export PYTHONPATH=SITE
 
 and run, in this order, so that what may hang has an end and comes late

@@ -6,7 +6,6 @@ started are ever signalled.
 """
 
 import contextlib
-import json
 import os
 import select
 import shutil
@@ -19,14 +18,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cli.root import COMMANDS
 from gateway.bare_directory import open_to_writers
 from gateway.fuse.channel.mode_probe import probe_modes
 from kvfs.base import control
+from tests import fork_server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = ("passthrough", "relay", "libfuse")
 START_S = 60
 CALL_S = 60
+_MAIN = "from cli.main import main; main()"
+_COMMANDS = (
+    *sorted({module.partition(":")[0] for module in COMMANDS.values()}),
+    *("gateway.fuse.mount", "gateway.nfs.serving", "s3api.server.companion"),
+)
+"""What commands import."""
 _CLOSED: set[Path] = set()
 """Mountpoints, which their nodes close to writers."""
 
@@ -54,8 +61,13 @@ def kvfs(
     environment["KVFS_S3"] = "off"
     environment["PYTHONPATH"] = str(ROOT)
     environment["KVFS_CONFIG"] = os.devnull
+    if not inside and not given:
+        done = fork_server.run(_COMMANDS, _MAIN, arguments, environment, timeout_s)
+        if done is not None:
+            texts = done.stdout.decode(), done.stderr.decode()
+            return subprocess.CompletedProcess(done.args, done.returncode, *texts)
     return subprocess.run(
-        [*inside, sys.executable, "-c", "from cli.main import main; main()", *arguments],
+        [*inside, sys.executable, "-c", _MAIN, *arguments],
         cwd="/",
         env=environment,
         input=given,
@@ -131,9 +143,7 @@ class Node:
         return "--store", str(self.store), "--mount", str(self.mount)
 
     def status(self) -> dict[str, Any]:
-        done = kvfs("status", "--json", "--store", str(self.store))
-        assert done.returncode == 0, done.stderr
-        status = json.loads(done.stdout)
+        status = control.call(self.store / "run" / "control.sock", "status")
         assert isinstance(status, dict)
         return status
 

@@ -3,7 +3,9 @@ daemons with a mount each. For links, and partitions of them, see tests/cluster.
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +73,16 @@ def members(node: Node) -> dict[str, dict[str, Any]]:
     done = kvfs("node", "list", "--json", "--store", str(node.store))
     assert done.returncode == 0, done.stderr
     return {each["name"]: each for each in json.loads(done.stdout)["nodes"]}
+
+
+@contextlib.contextmanager
+def paused(node: Node) -> Iterator[None]:
+    assert node.pid is not None
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager

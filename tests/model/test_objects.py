@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvfs.admin.fsck_records import RecordCheck
+from kvfs.objects.mutations import Deleted
 from kvfs.objects.object_errors import NoSuchKey
 from tests.unit.object_space import ObjectSpace
 
@@ -119,7 +120,7 @@ class Objects(RuleBasedStateMachine):
             return
         key, version = every[pick % len(every)]
         done = self.space.delete_version(key, version.id)
-        assert done == (True, version.marker, version.id)
+        assert done == Deleted(True, version.marker, version.id)
         self.plain.versions[key].remove(version)
         if not self.plain.versions[key]:
             del self.plain.versions[key]

@@ -228,13 +228,13 @@ class Trees(RuleBasedStateMachine):
             lambda t: lifecycle.seal(
                 t,
                 node.ino,
+                tree.read_inode(t, node.ino),
                 version=0,
                 size=node.blocks * 512,
                 blocks=node.blocks,
                 mtime_ns=node.mtime - stale,
                 ctime_ns=node.mtime,
                 checksum=b"sum",
-                synced=True,
             )
         )
         assert sealed == (node.published and not stale)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from cli.settings_page import page
 from s3api.model.routing import STS
-from s3api.model.table import SUPPORTED
 from s3api.operations import HANDLERS, SPECIAL
-from s3api.operations.documented import FATES, table
+from s3api.operations.documented import FATES, SUPPORTED, table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.cluster.histories.events import ABSENT, EMPTY, TORN, Action, Event
+from tests.cluster.histories.events import ABSENT, EMPTY, TORN, Action, Disturbance, Event
 from tests.cluster.histories.models import Violation, check_appended, check_cache, check_strict
+from tests.cluster.histories.peer_model import check_peer
 from tests.cluster.histories.values import content, value_of
 
 UNKNOWN = math.inf
@@ -304,3 +305,119 @@ def test_lines_that_were_appended_stand_in_an_order_that_may_be(lines: list[int]
 def test_lines_that_are_lost_twice_strange_or_late_are_found(lines: list[int]) -> None:
     with pytest.raises(Violation):
         check_appended(APPENDED, "d/log", lines)
+
+
+# ---- names that nodes keep themselves; what others did is heard within 2
+
+CUT = Disturbance(2, 6, frozenset([2]))
+DRAINED = Disturbance(2, 3, frozenset([1]), empties=True)
+PEER_GOOD: dict[str, tuple[Sequence[Event], Sequence[Disturbance]]] = {
+    "not heard yet": ([did("put", 0, 1, 7), did("read", 2, 3, ABSENT, host=2)], []),
+    "heard at once": ([did("put", 0, 2, 7), did("read", 1, 3, 7, host=2)], []),
+    "cut off, and a moment after": (
+        [did("put", 0, 1, 7), did("read", 7, 7.5, ABSENT, host=2)],
+        [CUT],
+    ),
+    "each its own": (
+        [
+            did("put", 0, 1, 7),
+            did("put", 0, 1, 8, host=2),
+            did("read", 5, 6, 7),
+            did("read", 5, 6, 8, host=2),
+            did("read", 5, 6, 8, host=3),
+        ],
+        [],
+    ),
+    "a copy of what its writer has replaced": (
+        [did("put", 0, 1, 7), did("put", 2, 3, 8), did("read", 9, 10, 7, host=2)],
+        [],
+    ),
+    "removed elsewhere a moment ago": (
+        [did("put", 0, 1, 7), did("remove", 4, 5, host=2), did("read", 6, 7, 7)],
+        [],
+    ),
+    "written anew by another while it was removed": (
+        [
+            did("put", 0, 1, 7),
+            did("remove", 4, 6),
+            did("put", 5, 6, 8, host=2),
+            did("read", 9, 10, 8),
+        ],
+        [],
+    ),
+    "a writer that gave up what it held": (
+        [did("put", 0, 1, 7), did("read", 9, 10, ABSENT)],
+        [DRAINED],
+    ),
+    "moved": (
+        [
+            did("put", 0, 1, 7),
+            did("rename", 2, 3, other="d/b"),
+            did("read", 6, 7, ABSENT, host=2),
+            did("read", 6, 7, 7, name="d/b", host=2),
+        ],
+        [],
+    ),
+    "moved away where nobody knew of another's": (
+        [
+            did("put", 0, 1, 7),
+            did("put", 0, 2, 8, host=2),
+            did("rename", 2, 3, other="d/b"),
+            did("read", 9, 10, 8, host=2),
+        ],
+        [],
+    ),
+    "perhaps removed": (
+        [did("put", 0, 1, 7), did("remove", 2, UNKNOWN, host=2), did("read", 9, 10, ABSENT)],
+        [],
+    ),
+}
+PEER_BAD: dict[str, tuple[Sequence[Event], Sequence[Disturbance]]] = {
+    "never written": ([did("put", 0, 1, 7), did("read", 2, 3, 8, host=2)], []),
+    "of another name": ([did("put", 0, 1, 7, name="e/a"), did("read", 2, 3, 7)], []),
+    "torn": ([did("put", 0, 1, 7), did("read", 2, 3, TORN, host=2)], []),
+    "empty": ([did("put", 0, 1, 7), did("read", 2, 3, EMPTY, host=2)], []),
+    "not found": ([did("put", 0, 1, 7), did("read", 3.5, 4, ABSENT, host=2)], []),
+    "not found here": ([did("put", 0, 1, 7), did("read", 1.5, 2, ABSENT)], []),
+    "not found here, cut off": (
+        [did("put", 0, 1, 7, host=2), did("read", 3, 4, ABSENT, host=2)],
+        [CUT],
+    ),
+    "not found long after it was cut off": (
+        [did("put", 0, 1, 7), did("read", 9, 10, ABSENT, host=2)],
+        [CUT],
+    ),
+    "another's instead of its own": (
+        [did("put", 0, 1, 7), did("put", 0, 1, 8, host=2), did("read", 5, 6, 8)],
+        [],
+    ),
+    "its own of before": ([did("put", 0, 1, 7), did("put", 2, 3, 8), did("read", 5, 6, 7)], []),
+    "removed here": ([did("put", 0, 1, 7), did("remove", 2, 3), did("read", 4, 5, 7)], []),
+    "removed elsewhere long ago": (
+        [did("put", 0, 1, 7), did("remove", 2, 3, host=2), did("read", 6, 7, 7)],
+        [],
+    ),
+    "moved away": (
+        [did("put", 0, 1, 7), did("rename", 2, 3, other="d/b"), did("read", 4, 5, 7)],
+        [],
+    ),
+    "lost when it moved": (
+        [
+            did("put", 0, 1, 7),
+            did("rename", 2, 3, other="d/b"),
+            did("read", 6, 7, ABSENT, name="d/b", host=2),
+        ],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PEER_GOOD)
+def test_names_of_nodes_may_be_so(case: str) -> None:
+    check_peer(*PEER_GOOD[case], lag_s=2)
+
+
+@pytest.mark.parametrize("case", PEER_BAD)
+def test_names_of_nodes_are_never_so(case: str) -> None:
+    with pytest.raises(Violation):
+        check_peer(*PEER_BAD[case], lag_s=2)

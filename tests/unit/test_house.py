@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+from tests.conftest import LONGEST, TESTS
+
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PACKAGES: Final = ("cli", "gateway", "gds", "kvfs", "s3api")
 MOST_MODULES: Final = 20
@@ -56,6 +58,10 @@ def test_folders_of_tests_have_few_modules(suite: str) -> None:
     counts = Counter(path.parent for path in (ROOT / "tests" / suite).rglob("*.py"))
     large = {str(folder): count for folder, count in counts.items() if count > MOST_MODULES}
     assert large == {}, f"divide a folder of more than {MOST_MODULES} modules by subject"
+
+
+def test_files_of_tests_that_begin_first_are_there() -> None:
+    assert [each for each in LONGEST if not (TESTS / each).exists()] == []
 
 
 def test_no_module_lies_beside_the_packages_of_kvfs() -> None:

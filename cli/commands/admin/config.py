@@ -1,27 +1,32 @@
 """`kvfs config`: the settings in effect and where each comes from."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import click
 
-from cli import settings_options
+from cli import hidden_passwords, settings_file, settings_options
+from cli.presentation import output
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    lines = {key: settings_file.line(key, value) for key, value in facts["settings"].items()}
+    width = max(map(len, lines.values()))
+    return [f"{line:<{width}}  # {facts['origins'][key]}" for key, line in lines.items()]
 
 
 @click.command("config")
 @settings_options.options(*settings_options.NAMES)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(config_file: Path | None, as_json: bool, **flags: object) -> None:
+@output.facts(_lines)
+def command(config_file: Path | None, **flags: object) -> dict[str, Any]:
     """Show the settings in effect and where each comes from.
 
-    The output without --json is a valid configuration file.
+    The output without --json is a valid configuration file. A password in the engine's URL is not
+    shown: xxxxx stands in its place.
     """
     config, origins = settings_options.explain(config_file, **flags)
-    values = config.as_dict()
-    if as_json:
-        click.echo(json.dumps({"settings": values, "origins": origins}))
-        return
-    lines = [(f"{key} = {json.dumps(value)}", origins[key]) for key, value in values.items()]
-    width = max(len(line) for line, _ in lines)
-    for line, origin in lines:
-        click.echo(f"{line:<{width}}  # {origin}")
+    shown = {
+        key: hidden_passwords.without(value) if isinstance(value, str) else value
+        for key, value in config.as_dict().items()
+    }
+    return {"settings": shown, "origins": origins}

@@ -1,20 +1,20 @@
 """`kvfs namespace`: make, change, show and remove the top-level directories and their policies."""
 
 import grp
-import json
 import os
 import pwd
 import stat
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from cli import open_store, settings_options
-from cli.commands.admin import namespace_policy, namespace_tiers
+from cli import node_requests, open_store, settings_options
+from cli.commands.admin import namespace_policy, nodes
 from cli.group import CommandGroup
-from kvfs.base.errors import Invalid
+from cli.presentation import output
+from kvfs.base.config import Config
+from kvfs.base.errors import Invalid, NotSupported, Unavailable
 from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def command() -> None:
 @command.command("create")
 @click.argument("name", type=click.UNPROCESSED)
 @_policy_options
-@settings_options.options("store")
+@settings_options.configured("store")
 def create(
     name: str,
-    config_file: Path | None,
+    config: Config,
     owner: str | None,
     mode: str | None,
     **flags: object,
@@ -64,8 +64,7 @@ def create(
     from kvfs.tree import namespaces
 
     wanted = namespace_policy.take(flags)
-    config = settings_options.resolve(config_file, **flags)
-    namespace_tiers.require(config, wanted)
+    namespace_policy.require(config, wanted)
     raw = open_store.namespace_name(os.fsencode(name))
     who = _parse_owner(owner)
     bits = 0o755 if mode is None else _parse_mode(mode)
@@ -84,10 +83,10 @@ def create(
 @command.command("set")
 @click.argument("name", type=click.UNPROCESSED)
 @_policy_options
-@settings_options.options("store")
+@settings_options.configured("store")
 def set_(
     name: str,
-    config_file: Path | None,
+    config: Config,
     owner: str | None,
     mode: str | None,
     **flags: object,
@@ -101,87 +100,120 @@ def set_(
         raise click.UsageError(
             f"nothing to change: give {', '.join(namespace_policy.SHOWN)}, --owner or --mode"
         )
-    config = settings_options.resolve(config_file, **flags)
-    namespace_tiers.require(config, wanted)
+    namespace_policy.require(config, wanted)
     raw = open_store.namespace_name(os.fsencode(name))
     who = _parse_owner(owner)
     changes = inodes.AttributeChanges(
         mode=None if mode is None else _parse_mode(mode), uid=who.uid, gid=who.gid
     )
 
+    away = _away(config) if wanted.get("coherence") not in (None, "peer") else None
+
     def change(t: "Transaction") -> int:
-        number, _ = namespaces.by_name(t, raw)
-        namespaces.set_policy(t, number, **wanted)
+        number, before = namespaces.by_name(t, raw)
+        namespaces.set_policy(t, number, now=time.time_ns(), **wanted)
+        if away is not None and namespaces.get(t, number).ends_peer and not before.ends_peer:
+            raise Unavailable(away)
         if changes != inodes.AttributeChanges():
             inodes.set_attributes(t, namespace_root(number), changes, time.time_ns())
         return number
 
+    if wanted.get("coherence") == "peer":
+        _gather(config, raw)
     with open_store.engine_of(config) as engine:
         number = engine.transact_now(change)
     open_store.tell_node(config, raw, namespace_root(number))
 
 
+def _gather(config: Config, raw: bytes) -> None:
+    """Has a namespace leave its own shard: those of peers are together."""
+    from kvfs.tree import namespaces
+
+    def found(t: "Transaction") -> int:
+        number, _ = namespaces.by_name(t, raw)
+        return number if namespaces.is_apart(t, number) else 0
+
+    with open_store.engine_of(config) as engine:
+        number = engine.read_now(found)
+    if number:
+        node_requests.ask(
+            config, "gather", {"namespace": number}, deadline_s=node_requests.COPYING_S
+        )
+
+
+def _away(config: Config) -> str | None:
+    """Returns what is to be said of a node that is away, without which a namespace does not end
+    being peer; None if all are there."""
+    try:
+        members: list[dict[str, Any]] = nodes.of(config)["nodes"]
+    except NotSupported:
+        return None
+    for each in members:
+        if each["lease"] != "held" and each["state"] != "removed":
+            number = each["number"]
+            return (
+                f"node {number} ({each['name']}) is away, and may have files of the namespace:"
+                " start it, or let it go with what it has:"
+                f" `kvfs node remove {number}`"
+            )
+    return None
+
+
 @command.command("remove")
 @click.argument("name", type=click.UNPROCESSED)
-@settings_options.options("store")
-def remove(name: str, config_file: Path | None, **flags: object) -> None:
+@settings_options.configured("store")
+def remove(name: str, config: Config) -> None:
     """Remove an empty namespace."""
     from kvfs.meta.records import namespace_root
     from kvfs.tree import namespaces
 
-    config = settings_options.resolve(config_file, **flags)
     raw = open_store.namespace_name(os.fsencode(name))
     with open_store.engine_of(config) as engine:
         number = engine.transact_now(lambda t: namespaces.remove(t, raw, time.time_ns()))
     open_store.tell_node(config, raw, namespace_root(number))
 
 
+def _all_facts(facts: dict[str, Any]) -> list[str]:
+    shown = {**_readable(facts), **_of_several(facts)}
+    return [f"{key:<12}{value}" for key, value in shown.items()]
+
+
 @command.command("show")
 @click.argument("name", type=click.UNPROCESSED)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings_options.options("store")
-def show(name: str, config_file: Path | None, as_json: bool, **flags: object) -> None:
+@output.facts(_all_facts)
+@settings_options.configured("store")
+def show(name: str, config: Config) -> dict[str, Any]:
     """Show one namespace: policy, owner, usage."""
-    config = settings_options.resolve(config_file, **flags)
     raw = open_store.namespace_name(os.fsencode(name))
     with open_store.engine_of(config) as engine:
-        facts = engine.read_now(lambda t: _facts_of(t, raw))
-    if as_json:
-        click.echo(json.dumps(facts))
-        return
-    for key, value in {**_readable(facts), **_of_several(facts)}.items():
-        click.echo(f"{key:<12}{value}")
+        return engine.read_now(lambda t: _facts_of(t, raw))
+
+
+def _rows(all_facts: list[dict[str, Any]]) -> list[str]:
+    header = ["NAME", "KIND", "COHERENCE", "CAPACITY", "EVICTION", "OWNER", "MODE", "USED", "FILES"]
+    return output.table([header, *(list(_readable(facts).values()) for facts in all_facts)])
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings_options.options("store")
-def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
+@output.facts(_rows)
+@settings_options.configured("store")
+def list_(config: Config) -> list[dict[str, Any]]:
     """List all namespaces."""
     from kvfs.tree import namespaces
 
-    config = settings_options.resolve(config_file, **flags)
     with open_store.engine_of(config) as engine:
-        all_facts = engine.read_now(lambda t: [_facts(t, each) for each in namespaces.list_all(t)])
-    if as_json:
-        click.echo(json.dumps(all_facts))
-        return
-    rows = [list(_readable(facts).values()) for facts in all_facts]
-    header = ["NAME", "KIND", "CAPACITY", "EVICTION", "OWNER", "MODE", "USED", "FILES"]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in [header, *rows]:
-        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+        return engine.read_now(lambda t: [_facts(t, each) for each in namespaces.list_all(t)])
 
 
 def _facts_of(t: "Transaction", name: bytes) -> dict[str, Any]:
     from kvfs.tree import namespaces
 
-    number, namespace = namespaces.by_name(t, name)
-    return _facts(t, namespaces.ListedNamespace(number, namespace, namespaces.usage(t, number)))
+    number, _ = namespaces.by_name(t, name)
+    return _facts(t, namespaces.listed(t, number))
 
 
 def _facts(t: "Transaction", listed: "ListedNamespace") -> dict[str, Any]:
+    from kvfs.cluster import node_records
     from kvfs.meta.records import namespace_root
     from kvfs.tree import inodes
 
@@ -192,8 +224,10 @@ def _facts(t: "Transaction", listed: "ListedNamespace") -> dict[str, Any]:
         "uid": top.uid,
         "gid": top.gid,
         "mode": f"{stat.S_IMODE(top.mode):04o}",
-        "used_bytes": listed.usage.bytes,
-        "inodes": listed.usage.inodes,
+        "used_bytes": listed.usage.bytes + listed.elsewhere.bytes,
+        "inodes": listed.usage.inodes + listed.elsewhere.inodes,
+        "coherence_becomes": listed.namespace.switches_to,
+        "coherence_waits_for": node_records.changing_coherence(t, listed.id),
     }
 
 
@@ -201,6 +235,7 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
     return {
         "name": f"/{facts['name']}",
         "kind": facts["kind"],
+        "coherence": facts["coherence"] + _unfinished(facts),
         "capacity": namespace_policy.shown_capacity(facts["capacity_bytes"]),
         "eviction": facts["eviction"] or "-",
         "owner": f"{_user_name(facts['uid'])}:{_group_name(facts['gid'])}",
@@ -215,11 +250,17 @@ def _of_several(facts: dict[str, Any]) -> dict[str, str]:
     return {
         "media": ",".join(facts["media"]) or "-",
         "cold": "on" if facts["cold"] else "off",
-        "coherence": facts["coherence"],
         "replicas": str(facts["replicas"]),
         "acknowledge": facts["acknowledge"],
         "locks": facts["locks"],
     }
+
+
+def _unfinished(facts: dict[str, Any]) -> str:
+    if not facts["coherence_becomes"]:
+        return ""
+    nodes = ", ".join(f"node {each}" for each in facts["coherence_waits_for"])
+    return f" (not finished: waits for {nodes or 'its last step'})"
 
 
 def _user_name(uid: int) -> str:

@@ -1,10 +1,14 @@
-"""The policy of a namespace on the command line: its options, and how it is shown."""
+"""The policy of a namespace on the command line: its options, how it is shown, and the tiers
+that it needs."""
 
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvfs.base.errors import Invalid, NotSupported
+from cli import node_requests
+from kvfs.base.config import Config
+from kvfs.base.errors import Invalid, NotSupported, Unavailable
+from kvfs.base.media import is_medium
 from kvfs.base.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -20,7 +24,8 @@ _OPTIONS: Final = (
     (
         "coherence",
         "LEVEL",
-        "Coherence between hosts: strict (close-to-open) or cache (within 2 s).",
+        "Coherence between hosts: strict (close-to-open), cache (within 2 s) or peer (names are"
+        " each node's own).",
     ),
     ("replicas", "N", "Copies of each file on other nodes."),
     (
@@ -30,15 +35,22 @@ _OPTIONS: Final = (
     ),
     ("locks", "REACH", "Reach of locks: host or cluster."),
     ("etag", "HOW", "ETags of S3: md5 (of bodies), md5-all (of files too) or fast."),
+    (
+        "without_engine",
+        "HOW",
+        "While the engine is away: read (files as they were, changes are refused), wait (changes"
+        " wait a minute for it), or refuse (all is an error).",
+    ),
 )
 NAMES: Final = tuple(name for name, _, _ in _OPTIONS)
-SHOWN: Final = tuple("--" + name for name in NAMES)
+SHOWN: Final = tuple("--" + name.replace("_", "-") for name in NAMES)
 
 
 def options(function: Any) -> Any:
     """Adds the options of `kvfs namespace create` and `set`."""
     for name, metavar, text in reversed(_OPTIONS):
-        function = click.option("--" + name, metavar=metavar, help=text)(function)
+        shown = "--" + name.replace("_", "-")
+        function = click.option(shown, metavar=metavar, help=text)(function)
     return function
 
 
@@ -60,11 +72,12 @@ def facts(namespace: "Namespace") -> dict[str, Any]:
         "eviction": namespace.eviction if namespace.kind == "cache" else None,
         "media": namespace.media,
         "cold": namespace.cold,
-        "coherence": "strict" if namespace.is_strict else "cache",
+        "coherence": namespace.coherence or ("strict" if namespace.is_strict else "cache"),
         "replicas": namespace.replicas,
         "acknowledge": namespace.acknowledge,
         "locks": namespace.locks,
         "etag": namespace.etag,
+        "without_engine": namespace.without_engine,
     }
 
 
@@ -110,3 +123,35 @@ _PARSERS: Final[dict[str, Any]] = {
     "cold": _switch,
     "replicas": _count,
 }
+
+
+def require(config: Config, wanted: "PolicyChanges") -> None:
+    """Raises NotSupported if a namespace is to use a tier that is missing: on the running node, or
+    by the settings if none runs."""
+    if wanted.get("cold") and not _has_cold_tier(config):
+        raise NotSupported(
+            "there is no cold tier: name one with the setting cold (--cold s3://BUCKET/PREFIX of "
+            "`kvfs up`)"
+        )
+
+    lent = _lent(config) if wanted.get("media") else set()
+    for medium in wanted.get("media") or []:
+        if medium != "ssd" and is_medium(medium) and medium not in lent:
+            raise NotSupported(
+                f"the node has no {medium}: name a place with --tier ram=DIR:SIZE or --shared "
+                "NAME=DIR of `kvfs up`"
+            )
+
+
+def _has_cold_tier(config: Config) -> bool:
+    try:
+        return node_requests.ask(config, "status")["cold"] is not None
+    except Unavailable:
+        return bool(config.cold)
+
+
+def _lent(config: Config) -> set[str]:
+    try:
+        return {each["medium"] for each in node_requests.ask(config, "status")["tiers"]}
+    except Unavailable:
+        return {each.medium for each in (*config.tier, *config.shared)}

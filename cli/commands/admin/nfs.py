@@ -1,17 +1,16 @@
 """`kvfs nfs`: which namespaces are exported over NFS, to whom, and who is connected."""
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli import node_requests, open_store, settings_options
 from cli.group import CommandGroup
+from cli.presentation import output
 from kvfs.base.config import Config
 from kvfs.base.errors import NotFound, NotSupported, Unavailable
 
@@ -52,20 +51,18 @@ def command() -> None:
     help="Source of a user's groups: the client, which can name 16, or the server: this host's"
     " /etc/group (no directory service).",
 )
-@settings_options.options("store")
+@settings_options.configured("store")
 def export(
     name: str,
-    config_file: Path | None,
+    config: Config,
     allow: Sequence[str],
     squash: "Squash",
     read_only: bool,
     groups: "Groups",
-    **flags: object,
 ) -> None:
     """Export a namespace as /NAME, or change how it is exported."""
     from gateway.nfs import exports
 
-    config = settings_options.resolve(config_file, **flags)
     raw = open_store.namespace_name(os.fsencode(name))
     wanted = exports.make(allow, squash=squash, read_only=read_only, groups=groups)
     with open_store.engine_of(config) as engine:
@@ -83,56 +80,54 @@ def export(
 
 @command.command("unexport")
 @click.argument("name", type=click.UNPROCESSED)
-@settings_options.options("store")
-def unexport(name: str, config_file: Path | None, **flags: object) -> None:
+@settings_options.configured("store")
+def unexport(name: str, config: Config) -> None:
     """Stop exporting a namespace; its files stay."""
     from gateway.nfs import exports
 
-    config = settings_options.resolve(config_file, **flags)
     raw = open_store.namespace_name(os.fsencode(name))
     with open_store.engine_of(config) as engine:
         engine.transact_now(lambda t: exports.take_away(t, raw, time.time_ns()))
     _have_it_seen(config)
 
 
+def _exports(found: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"/{each['namespace']}  {'ro' if each['read_only'] else 'rw'}  squash {each['squash']}"
+        f"  groups by {each['groups']}  {', '.join(each['allow'])}"
+        for each in found
+    ]
+
+
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings_options.options("store")
-def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
+@output.facts(_exports)
+@settings_options.configured("store")
+def list_(config: Config) -> list[dict[str, Any]]:
     """List the exported namespaces, to whom they are exported and how."""
     from gateway.nfs import exports
 
-    config = settings_options.resolve(config_file, **flags)
     with open_store.engine_of(config) as engine:
         found = engine.read_now(exports.list_all)
-    if as_json:
-        click.echo(json.dumps([_row(each) for each in found]))
-        return
-    for each in found:
-        how = each.export
-        access = "ro" if how.read_only else "rw"
-        click.echo(
-            f"/{each.name}  {access}  squash {how.squash}  groups by {how.groups}"
-            f"  {', '.join(how.allow)}"
-        )
+    return [_row(each) for each in found]
+
+
+def _connected(found: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{each['address']}  {each['connections']} connection{'s' * (each['connections'] != 1)}"
+        for each in found
+    ]
 
 
 @command.command("clients")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings_options.options("store")
-def clients(config_file: Path | None, as_json: bool, **flags: object) -> None:
+@output.facts(_connected)
+@settings_options.configured("store")
+def clients(config: Config) -> list[dict[str, Any]]:
     """List the hosts that are connected now."""
-    config = settings_options.resolve(config_file, **flags)
     try:
         found = node_requests.ask(config, "nfs_clients")["clients"]
     except NotSupported:
         raise NotFound("the running node serves no NFS: start it with --nfs") from None
-    if as_json:
-        rows = [{"address": address, "connections": count} for address, count in found.items()]
-        click.echo(json.dumps(rows))
-        return
-    for address, count in found.items():
-        click.echo(f"{address}  {count} connection{'s' if count != 1 else ''}")
+    return [{"address": address, "connections": count} for address, count in found.items()]
 
 
 def _row(exported: "Exported") -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`kvfs node`: the nodes of a cluster, who may become one, and how one is emptied and removed."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,6 +8,7 @@ import click
 
 from cli import node_requests, settings_options
 from cli.group import CommandGroup
+from cli.presentation import output
 from kvfs.base.config import Config
 from kvfs.base.control import NoNode
 from kvfs.base.errors import Invalid, NotFound, NotSupported
@@ -50,33 +50,31 @@ def of(config: Config) -> dict[str, Any]:
     return report
 
 
+def _lines(report: dict[str, Any]) -> list[str]:
+    head = f"cluster {report['cluster']}, seen from node {report['node']} ({report['name']})"
+    text = table(report["nodes"]) + obstacles(report["nodes"])
+    return [head, *text.splitlines()]
+
+
 @command.command("list")
-@settings_options.options("store")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> None:
+@settings_options.configured("store")
+@output.facts(_lines)
+def list_nodes(config: Config) -> dict[str, Any]:
     """Show the nodes of the cluster, as seen from this host."""
-    config = settings_options.resolve(config_file, store=store)
-    report = of(config)
-    if as_json:
-        click.echo(json.dumps(report))
-        return
-    click.echo(f"cluster {report['cluster']}, seen from node {report['node']} ({report['name']})")
-    click.echo(table(report["nodes"]), nl=False)
-    click.echo(obstacles(report["nodes"]), nl=False)
+    return of(config)
 
 
 @command.command("drain")
 @click.argument("which", metavar="NODE")
 @click.option("--stop", is_flag=True, help="Stop draining: give the node data again.")
-@settings_options.options("store")
-def drain(which: str, stop: bool, config_file: Path | None, store: Path | None) -> None:
+@settings_options.configured("store")
+def drain(which: str, stop: bool, config: Config) -> None:
     """Move all data of a node to others, while it serves.
 
     NODE is a number or a name. `kvfs node list` shows it as 'draining', with its obstacles, and as
     'drained' when nothing is left: then it can be stopped and removed. Files of a cache for which
     no node has room are evicted.
     """
-    config = settings_options.resolve(config_file, store=store)
     name = node_requests.ask(config, "drain", {"node": which, "stop": stop})
     click.echo(f"node {name} is given data again" if stop else f"node {name} is being emptied")
 
@@ -86,14 +84,13 @@ def drain(which: str, stop: bool, config_file: Path | None, store: Path | None) 
 @click.option(
     "--force", is_flag=True, help="Remove it even if it runs, or has data that no other node has."
 )
-@settings_options.options("store")
-def remove(which: str, force: bool, config_file: Path | None, store: Path | None) -> None:
+@settings_options.configured("store")
+def remove(which: str, force: bool, config: Config) -> None:
     """Forget a node that does not come back.
 
     NODE is a number or a name. This is refused while the node runs and was not drained, and if it
     has files of durable namespaces that no other node has.
     """
-    config = settings_options.resolve(config_file, store=store)
     name = node_requests.ask(
         config, "remove", {"node": which, "force": force}, deadline_s=_REMOVE_S
     )
@@ -101,15 +98,14 @@ def remove(which: str, force: bool, config_file: Path | None, store: Path | None
 
 
 @command.command("finish-upgrade")
-@settings_options.options("store")
-def finish_upgrade(config_file: Path | None, store: Path | None) -> None:
+@settings_options.configured("store")
+def finish_upgrade(config: Config) -> None:
     """Put the metadata into this version's form on all nodes.
 
     Until then nodes of this version and the one before work together, and each can go back to it.
     Afterwards the one before can join no more. It is refused while a node is of that version, also
     one that is away. Cut short, it is finished by the same command.
     """
-    config = settings_options.resolve(config_file, store=store)
     if node_requests.ask(config, "finish-upgrade"):
         click.echo("the metadata have the form of this version; earlier ones do not read them")
     else:
@@ -121,8 +117,8 @@ def finish_upgrade(config_file: Path | None, store: Path | None) -> None:
 @click.option(
     "--again", is_flag=True, help="Join as a new node, since this one was removed or is a copy."
 )
-@settings_options.options("store", "engine", "secret_file")
-def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> None:
+@settings_options.configured("store", "engine", "secret_file")
+def join(file: Any, again: bool, config: Config) -> None:
     """Take the secret of a cluster that the store is to join.
 
     FILE, or standard input, holds the output of `kvfs node secret` on another node. A running node
@@ -133,7 +129,6 @@ def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> N
     from kvfs.cluster import membership, node_identity, secrets
     from kvfs.datastore import layout
 
-    config = settings_options.resolve(config_file, **flags)
     if not config.engine:
         raise Invalid("which cluster? name the engine that its nodes share with --engine")
     if file.isatty():
@@ -154,14 +149,13 @@ def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> N
 @click.option(
     "--retire", "change", flag_value="retire", help="Make only the newest secret valid from now on."
 )
-@settings_options.options("store")
-def secret(change: str | None, config_file: Path | None, store: Path | None) -> None:
+@settings_options.configured("store")
+def secret(change: str | None, config: Config) -> None:
     """Print the secret of the cluster, for `kvfs node join`.
 
     To replace it, run this with --rotate, pass its output to `kvfs node join` on every other node,
     then run it with --retire.
     """
-    config = settings_options.resolve(config_file, store=store)
     try:
         text = node_requests.ask(config, "secret", {"change": change})
     except NoNode:
@@ -176,12 +170,7 @@ def table(nodes: list[dict[str, Any]]) -> str:
     """Returns a table for people, complete however narrow the terminal is."""
     rows = [("NODE", "NAME", "STATE", "LEASE", "PLACE", "PEER", "FREE", "OF", "VERSION")]
     rows += [_row(each) for each in nodes]
-    widths = [max(len(text) for text in column) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "".join(f"  {line.rstrip()}\n" for line in lines)
+    return "".join(f"  {line}\n" for line in output.table(rows))
 
 
 def obstacles(nodes: list[dict[str, Any]]) -> str:

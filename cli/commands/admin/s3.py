@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli import node_requests, open_store, settings_options
+from cli.presentation import output
 from kvfs.base.config import S3_USUAL, Address, Config
 from kvfs.base.errors import Invalid, NotSupported, Unavailable
 
@@ -22,12 +23,25 @@ if TYPE_CHECKING:
     from s3api.server.users import Users
 
 _METHODS = ("GET", "HEAD", "PUT", "DELETE", "POST")
+_REPLACING_S = 3600.0
+"""Each worker may take half a minute to start, and ten seconds for what it has begun."""
 _WEEK_S = 7 * 24 * 3600
 
 
 @click.group("s3")
 def command() -> None:
     """The S3 API: users, keys, clients and presigned URLs."""
+
+
+@command.command("restart")
+@settings_options.configured("store")
+def restart(config: Config) -> None:
+    """Replace the S3 workers of the running node by new processes.
+
+    They read certificates anew, and are of the installed version. Clients notice nothing: the port
+    stays open, and the old ones answer what they have begun.
+    """
+    node_requests.ask(config, "replace_s3_workers", deadline_s=_REPLACING_S)
 
 
 @contextlib.contextmanager
@@ -50,16 +64,13 @@ def user() -> None:
     """
 
 
-def _show_pair(name: str, pair: "Credentials", as_json: bool) -> None:
-    if as_json:
-        told = {"user": name, "access_key": pair.access_key, "secret": pair.secret}
-        click.echo(json.dumps(told))
-    else:
-        click.echo(f"access key  {pair.access_key}\nsecret      {pair.secret}")
+def _pair(name: str, pair: "Credentials") -> dict[str, str]:
+    return {"user": name, "access_key": pair.access_key, "secret": pair.secret}
 
 
-def _json_option(function: Any) -> Any:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+_pair_option = output.facts(
+    lambda pair: (f"access key  {pair['access_key']}", f"secret      {pair['secret']}")
+)
 
 
 def _policy_of(path: Path | None) -> str:
@@ -85,78 +96,77 @@ def _policy_of(path: Path | None) -> str:
     metavar="FILE",
     help="Policy (JSON); - is standard input.",
 )
-@_json_option
-@settings_options.options("store")
-def add(
-    name: str, config_file: Path | None, policy: Path | None, as_json: bool, **flags: object
-) -> None:
+@_pair_option
+@settings_options.configured("store")
+def add(name: str, config: Config, policy: Path | None) -> dict[str, str]:
     """Add a user and print its key pair."""
     document = _policy_of(policy)
-    with _users(settings_options.resolve(config_file, **flags)) as users:
-        _show_pair(name, users.add(name, document), as_json)
+    with _users(config) as users:
+        return _pair(name, users.add(name, document))
+
+
+def _listed(users: list[dict[str, Any]]) -> Iterator[str]:
+    width = max((len(each["user"]) for each in users), default=0)
+    for each in users:
+        state = "enabled" if each["enabled"] else "disabled"
+        policy = "own policy" if each["policy"] is not None else "no policy"
+        keys = " ".join(each["access_keys"])
+        yield f"{each['user']:<{width}}  {state:<8}  {policy:<10}  {keys}"
 
 
 @user.command("list")
-@_json_option
-@settings_options.options("store")
-def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
+@output.facts(_listed)
+@settings_options.configured("store")
+def list_(config: Config) -> list[dict[str, Any]]:
     """List users and their access keys, never a secret."""
-    with _users(settings_options.resolve(config_file, **flags)) as users:
+    with _users(config) as users:
         listed = users.list_all()
-    if as_json:
-        rows = [
-            {
-                "user": name,
-                "enabled": found.enabled,
-                "access_keys": found.access_keys,
-                "policy": json.loads(found.policy) if found.policy else None,
-                "created_ns": found.created_ns,
-            }
-            for name, found in listed
-        ]
-        click.echo(json.dumps(rows))
-        return
-    width = max((len(name) for name, _ in listed), default=0)
-    for name, found in listed:
-        state = "enabled" if found.enabled else "disabled"
-        policy = "own policy" if found.policy else "no policy"
-        click.echo(f"{name:<{width}}  {state:<8}  {policy:<10}  {' '.join(found.access_keys)}")
+    return [
+        {
+            "user": name,
+            "enabled": found.enabled,
+            "access_keys": found.access_keys,
+            "policy": json.loads(found.policy) if found.policy else None,
+            "created_ns": found.created_ns,
+        }
+        for name, found in listed
+    ]
 
 
 @user.command("disable")
 @click.argument("name")
-@settings_options.options("store")
-def disable(name: str, config_file: Path | None, **flags: object) -> None:
+@settings_options.configured("store")
+def disable(name: str, config: Config) -> None:
     """Reject a user's signatures from now on."""
-    with _users(settings_options.resolve(config_file, **flags)) as users:
+    with _users(config) as users:
         users.set_enabled(name, False)
 
 
 @user.command("enable")
 @click.argument("name")
-@settings_options.options("store")
-def enable(name: str, config_file: Path | None, **flags: object) -> None:
+@settings_options.configured("store")
+def enable(name: str, config: Config) -> None:
     """Accept a user's signatures again."""
-    with _users(settings_options.resolve(config_file, **flags)) as users:
+    with _users(config) as users:
         users.set_enabled(name, True)
 
 
 @user.command("rotate")
 @click.argument("name")
-@_json_option
-@settings_options.options("store")
-def rotate(name: str, config_file: Path | None, as_json: bool, **flags: object) -> None:
+@_pair_option
+@settings_options.configured("store")
+def rotate(name: str, config: Config) -> dict[str, str]:
     """Give a user a new key pair and print it; the old one ends, as do sessions started with it."""
-    with _users(settings_options.resolve(config_file, **flags)) as users:
-        _show_pair(name, users.rotate(name), as_json)
+    with _users(config) as users:
+        return _pair(name, users.rotate(name))
 
 
 @user.command("remove")
 @click.argument("name")
-@settings_options.options("store")
-def remove(name: str, config_file: Path | None, **flags: object) -> None:
+@settings_options.configured("store")
+def remove(name: str, config: Config) -> None:
     """Remove a user. The user's buckets stay; `admin` may take care of them."""
-    with _users(settings_options.resolve(config_file, **flags)) as users:
+    with _users(config) as users:
         users.remove(name)
 
 
@@ -164,15 +174,13 @@ def remove(name: str, config_file: Path | None, **flags: object) -> None:
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--delete", is_flag=True, help="Remove the policy.")
-@settings_options.options("store")
-def policy(
-    name: str, config_file: Path | None, file: Path | None, delete: bool, **flags: object
-) -> None:
+@settings_options.configured("store")
+def policy(name: str, config: Config, file: Path | None, delete: bool) -> None:
     """Show a user's policy, or set it from FILE (JSON; - is standard input)."""
     if file is not None and delete:
         raise click.UsageError("give FILE or --delete, not both")
     document = _policy_of(file)
-    with _users(settings_options.resolve(config_file, **flags)) as users:
+    with _users(config) as users:
         if file is not None or delete:
             users.set_policy(name, document)
         elif found := users.policy(name):
@@ -194,10 +202,8 @@ def policy(
     metavar="URL",
     help="URL by which clients reach the node (default: the running node's).",
 )
-@settings_options.options("store", "s3", "s3_region")
-def env(
-    name: str, config_file: Path | None, target: str, endpoint: str | None, **flags: object
-) -> None:
+@settings_options.configured("store", "s3", "s3_region")
+def env(name: str, config: Config, target: str, endpoint: str | None) -> None:
     """Print settings for a client: endpoint, region and keys.
 
     CLIENT is shell (`eval "$(kvfs s3 env)"`), boto3, awscli, rclone, s3fs, s3cmd, minio, pyarrow,
@@ -205,7 +211,6 @@ def env(
     """
     from cli.commands.admin import s3_clients
 
-    config = settings_options.resolve(config_file, **flags)
     with _users(config) as users:
         pair = users.find(name)
     click.echo(
@@ -225,15 +230,14 @@ def env(
     metavar="URL",
     help="URL by which clients reach the node (default: the running node's).",
 )
-@settings_options.options("store", "s3", "s3_region")
+@settings_options.configured("store", "s3", "s3_region")
 def presign(
     method: str,
-    config_file: Path | None,
+    config: Config,
     path: str,
     expires_s: int,
     name: str,
     endpoint: str | None,
-    **flags: object,
 ) -> None:
     """Print a URL that admits one kind of request for a time."""
     from s3api.auth.presign import presign as sign
@@ -242,7 +246,6 @@ def presign(
         raise click.UsageError(f"METHOD is one of {', '.join(_METHODS)}")
     if not 1 <= expires_s <= _WEEK_S:
         raise click.UsageError(f"--expires is 1 to {_WEEK_S} seconds")
-    config = settings_options.resolve(config_file, **flags)
     with _users(config) as users:
         pair = users.find(name)
     url = sign(

@@ -15,13 +15,13 @@ import stat
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from cli import settings_options
 from cli.commands.files import mounted_path
+from kvfs.base.config import Config
 from kvfs.base.errors import Invalid
 from kvfs.client.mount.backing_file import Leased, lease
 
@@ -55,7 +55,7 @@ class _BeforeCommand(click.Command):
     metavar="SECONDS",
     help="Time to hold them; 0: only print, hold nothing.",
 )
-@settings_options.options("store")
+@settings_options.configured("store")
 @click.pass_context
 def command(
     context: click.Context,
@@ -64,8 +64,7 @@ def command(
     as_json: bool,
     nulls: bool,
     duration_s: float | None,
-    config_file: Path | None,
-    **flags: object,
+    config: Config,
 ) -> None:
     """Print the data files behind paths, and keep them there.
 
@@ -94,7 +93,6 @@ def command(
         raise Invalid("--for nan: give seconds")
     if as_json and nulls:
         raise Invalid("--json and --null exclude each other")
-    config = settings_options.resolve(config_file, **flags)
     with lease([mounted_path.find(config, path) for path in paths]) as leased:
         if wanted:
             _become(wanted, leased)

@@ -1,6 +1,7 @@
-"""The common part of `kvfs import` and `kvfs export`."""
+"""`kvfs import` and `kvfs export`: objects of an S3 bucket become files, and files objects."""
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cli import interrupts, open_store
+from cli import interrupts, open_store, settings_options
 from cli.presentation import progress
 from kvfs.base.config import Config
 from kvfs.base.errors import NotSupported
@@ -23,7 +24,7 @@ _JOBS: Final = 8
 _MOST_JOBS: Final = 64
 
 
-def options(function: Any) -> Any:
+def _options(function: Any) -> Any:
     """Adds the options of both commands."""
     for option in (
         click.option(
@@ -42,7 +43,7 @@ def options(function: Any) -> Any:
 
 
 @contextlib.contextmanager
-def of(
+def _moving(
     config: Config, place: str, url: str | None, jobs: int, what: str
 ) -> Iterator[tuple["Trees", "ColdLocation"]]:
     """Moves trees between the store and this place, with a bar that counts the bytes."""
@@ -78,7 +79,7 @@ def _ending_at_once() -> Iterator[None]:
         interrupts.end()
 
 
-def tell(done: str, moved: "Moved") -> None:
+def _tell(done: str, moved: "Moved") -> None:
     """Prints the result in one line. Raises NotSupported if something had to be left out."""
     there = f"; {moved.there} were there" if moved.there else ""
     click.echo(f"{done} {moved.files} files, {format_size(moved.bytes)}{there}")
@@ -86,3 +87,46 @@ def tell(done: str, moved: "Moved") -> None:
         click.echo(f"left out: {printable(str(each))}", err=True)
     if moved.left_out_files:
         raise NotSupported(f"{moved.left_out_files} were left out")
+
+
+@click.command("export")
+@click.argument("path", type=click.UNPROCESSED)
+@click.argument("target", type=click.UNPROCESSED)
+@_options
+@settings_options.configured("store")
+def export(
+    path: str,
+    target: str,
+    config: Config,
+    endpoint: str | None,
+    jobs: int,
+) -> None:
+    """Copy the file or tree PATH to TARGET (s3://BUCKET/KEY).
+
+    Objects that exist with the same size and are not older are left alone, as are the uploaded
+    parts of a large file: run it again to resume after an interruption. Credentials come from the
+    usual AWS settings.
+    """
+    with _moving(config, target, endpoint, jobs, f"export {path}") as (moving, location):
+        _tell("exported", moving.export(os.fsencode(path), location))
+
+
+@click.command("import")
+@click.argument("source", type=click.UNPROCESSED)
+@click.argument("path", type=click.UNPROCESSED)
+@_options
+@settings_options.configured("store")
+def import_(
+    source: str,
+    path: str,
+    config: Config,
+    endpoint: str | None,
+    jobs: int,
+) -> None:
+    """Copy the object or tree SOURCE (s3://BUCKET/KEY) to PATH.
+
+    Files that exist with the same size and are not older are left alone: run it again to resume
+    after an interruption. Credentials come from the usual AWS settings.
+    """
+    with _moving(config, source, endpoint, jobs, f"import {source}") as (moving, location):
+        _tell("imported", moving.import_(location, os.fsencode(path)))

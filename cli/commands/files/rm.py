@@ -1,12 +1,12 @@
 """`kvfs rm`: remove files and, if asked to, directories with their content."""
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from cli import open_store, settings_options
+from kvfs.base.config import Config
 from kvfs.base.errors import IsADirectory, NotFound
 from kvfs.session.paths import parse_name
 
@@ -16,18 +16,16 @@ if TYPE_CHECKING:
 
 @click.command("rm")
 @click.argument("paths", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PATH...")
-@settings_options.options("store")
+@settings_options.configured("store")
 @click.option("-r", "--recursive", is_flag=True, help="Remove directories with everything in them.")
 @click.option("-f", "--force", is_flag=True, help="Ignore files that do not exist.")
 def command(
     paths: tuple[str, ...],
-    config_file: Path | None,
+    config: Config,
     recursive: bool,
     force: bool,
-    **flags: object,
 ) -> None:
     """Remove files. A top-level directory is a namespace: -r removes it too."""
-    config = settings_options.resolve(config_file, **flags)
     with open_store.client_of(config) as client:
         for path in map(os.fsencode, paths):
             try:

@@ -1,19 +1,23 @@
-"""`kvfs stat`: the attributes of a file or directory."""
+"""`kvfs stat` and `kvfs ls`: the attributes of files, and the names in a directory, read from the
+store and not through the mount."""
 
 import json
 import os
 import stat
+import sys
+import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import click
 
 from cli import open_store, settings_options
+from kvfs.base.config import Config
 from kvfs.base.printable import printable
 from kvfs.base.units import format_size
 from kvfs.client import Stat
 
+_RECENT_NS = 180 * 86_400 * 1_000_000_000
 _KINDS = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -27,13 +31,10 @@ _KINDS = {
 
 @click.command("stat")
 @click.argument("paths", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PATH...")
-@settings_options.options("store")
+@settings_options.configured("store")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
-def command(
-    paths: tuple[str, ...], config_file: Path | None, as_json: bool, **flags: object
-) -> None:
+def command(paths: tuple[str, ...], config: Config, as_json: bool) -> None:
     """Show type, size, times, owner and checksum."""
-    config = settings_options.resolve(config_file, **flags)
     with open_store.client_of(config) as client:
         for path in paths:
             found = client.stat(os.fsencode(path))
@@ -108,3 +109,53 @@ def _readable(path: str, found: Stat, bucket: bool | None) -> str:
 def _when(time_ns: int) -> str:
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
+
+
+@click.command("ls")
+@click.argument("path", default="/", type=click.UNPROCESSED)
+@settings_options.configured("store")
+@click.option(
+    "-l", "long", is_flag=True, help="Show mode, owner, size and time of the last change."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+def ls(path: str, config: Config, long: bool, as_json: bool) -> None:
+    """List a directory (default: the namespaces), or one file.
+
+    Names are printed as they are stored, to a terminal with escapes. Directories end with a
+    slash.
+    """
+    is_terminal = sys.stdout.isatty()
+    with open_store.client_of(config) as client:
+        found = client.stat(os.fsencode(path))
+        for entry in client.list(os.fsencode(path)) if found.is_directory else [found]:
+            if as_json:
+                line = json.dumps(as_json_object(entry)).encode()
+            else:
+                line = _long(entry) if long else _shown(entry)
+                line = _printable(line) if is_terminal else line
+            sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _printable(line: bytes) -> bytes:
+    """Returns the line for a terminal, as ls(1) prints it: a pipe gets names as they are."""
+    return printable(os.fsdecode(line)).encode()
+
+
+def _shown(entry: Stat) -> bytes:
+    return entry.name + (b"/" if entry.is_directory else b"")
+
+
+def _long(entry: Stat) -> bytes:
+    facts = (
+        f"{stat.filemode(entry.mode)} {entry.uid:>5} {entry.gid:>5} {entry.size:>14} "
+        f"{_when_like_ls(entry.mtime_ns)} "
+    )
+    arrow = b" -> " + entry.target if entry.is_symlink else b""
+    return facts.encode() + _shown(entry) + arrow
+
+
+def _when_like_ls(time_ns: int) -> str:
+    """Formats a time like ls(1): the time of day of recent changes, the year of others."""
+    recent = abs(time.time_ns() - time_ns) < _RECENT_NS
+    return time.strftime("%b %e %H:%M" if recent else "%b %e  %Y", time.localtime(time_ns / 1e9))

@@ -2,12 +2,12 @@
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import click
 
 from cli import node_requests, open_store, settings_options
+from kvfs.base.config import Config
 from kvfs.base.errors import IsADirectory, NotFound
 from kvfs.base.units import format_size
 
@@ -15,15 +15,12 @@ from kvfs.base.units import format_size
 @click.command("where")
 @click.argument("paths", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PATH...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
-@settings_options.options("store")
-def command(
-    paths: tuple[str, ...], config_file: Path | None, as_json: bool, **flags: object
-) -> None:
+@settings_options.configured("store")
+def command(paths: tuple[str, ...], config: Config, as_json: bool) -> None:
     """Show on which nodes and media the data of files lie.
 
     Includes the cold tier and transfers in progress.
     """
-    config = settings_options.resolve(config_file, **flags)
     with open_store.client_of(config) as client:
         for path in paths:
             found = client.stat(os.fsencode(path))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from kvfs.base.descriptors import closing
 from kvfs.base.errors import Invalid, NoSpace
 from kvfs.base.units import format_size
 
@@ -72,12 +73,11 @@ def _remove_left(directory: Path) -> None:
 @contextlib.contextmanager
 def _locked(home: Path) -> Iterator[None]:
     """Raises OSError if another process has it locked, or it has gone."""
-    fd = os.open(home / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    with closing(
+        os.open(home / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    ) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(fd)
 
 
 def _write(file: Path, size: int) -> None:

@@ -69,15 +69,14 @@ _FORMS: Final = tuple(
     "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of rounds."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings_options.options("store")
+@settings_options.configured("store")
 def command(
     path: str | None,
     directory: Path | None,
     size: str,
     rounds: int,
     as_json: bool,
-    config_file: Path | None,
-    **flags: object,
+    config: Config,
 ) -> None:
     """Measure loads of weights against the disk and the memory.
 
@@ -85,7 +84,6 @@ def command(
     file is made. The file is dropped from the page cache for cold figures; if that cannot be
     proven, there are none. Needs torch (pip install 'kvfs[torch]').
     """
-    config = settings_options.resolve(config_file, **flags)
     require_torch()
     if path is not None and directory is not None:
         raise Invalid("PATH and --directory exclude each other: a test file is made, or is not")

@@ -1,4 +1,5 @@
-"""`kvfs model`: looks into model weights, fetches them and loads them."""
+"""`kvfs model`: looks into model weights, fetches them and loads them. `kvfs bench`: the limits of
+this machine, and how close loads come to them."""
 
 from typing import Final
 
@@ -20,3 +21,11 @@ def command() -> None:
     PATH is a safetensors file, an index of shards (*.safetensors.index.json), or a directory that
     has them: on the mount, within KVFS, or anywhere else.
     """
+
+
+_BENCHES: Final = {"gds": "cli.commands.models.bench_gds"}
+
+
+@click.group("bench", cls=LazyGroup, modules=_BENCHES)
+def bench() -> None:
+    """Measure this machine's limits and how close loads come."""

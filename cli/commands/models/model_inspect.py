@@ -4,18 +4,18 @@ their headers."""
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
 
 from cli import settings_options
 from cli.commands.files import mounted_path
-from cli.presentation import progress
+from cli.presentation import output, progress
 from gds.format.checkpoint import config_beside, read_headers
 from gds.format.safetensors import Header, TensorInfo
 from gds.plan.architecture import cutting_of
 from gds.plan.load_plan import Strategy, make_plan, parts_of
+from kvfs.base.config import Config
 from kvfs.base.printable import printable
 from kvfs.base.units import format_size
 
@@ -48,21 +48,19 @@ class Share(NamedTuple):
 )
 @strategy_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings_options.options("store")
+@settings_options.configured("store")
 def command(
     path: str,
     ranks: int | None,
     strategy: str,
     as_json: bool,
-    config_file: Path | None,
-    **flags: object,
+    config: Config,
 ) -> None:
     """List tensors, their types, shapes and sizes.
 
     With --ranks, shows the share of each of N tensor-parallel ranks, and how many bytes it reads.
     Needs no torch, and fetches no data that are not here.
     """
-    config = settings_options.resolve(config_file, **flags)
     place = mounted_path.find(config, path)
     count = ranks or 0
     with progress.explained(f"reading the headers of {path} ..."):
@@ -150,11 +148,7 @@ def _show(files: Sequence[tuple[str, Header]], shares: Sequence[Share]) -> None:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints columns that are as wide as necessary."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (head, *rows)
-    )
+    lines = output.table([head, *rows])
     click.echo("\n".join(lines))  # at once: each call flushes, and there may be a million
 
 

@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
@@ -25,6 +24,7 @@ from gds import NO_TORCH
 from gds.format.checkpoint import read_headers, shards_of
 from gds.io.page_cache import cached_bytes
 from gds.plan.load_plan import Strategy
+from kvfs.base.config import Config
 from kvfs.base.errors import Invalid, NotSupported
 from kvfs.base.units import format_size
 from kvfs.client.mount.backing_file import open_backings
@@ -72,7 +72,7 @@ class _Opened(NamedTuple):
     help="Compare the data read with the store's checksums (sealed files).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings_options.options("store")
+@settings_options.configured("store")
 def command(
     path: str,
     device: str,
@@ -81,8 +81,7 @@ def command(
     strategy: str,
     verify: bool,
     as_json: bool,
-    config_file: Path | None,
-    **flags: object,
+    config: Config,
 ) -> None:
     """Load a checkpoint into tensors, and say how long it took.
 
@@ -93,7 +92,6 @@ def command(
     COPYING and WAITING (for memory) are the mean activities of a rank's threads in that time, each
     with its own GB/s: the longest one limits the load.
     """
-    config = settings_options.resolve(config_file, **flags)
     if rank is not None and rank >= count:
         raise Invalid(f"rank {rank} is none of {count} ranks, which count from 0")
     _require_device(device)

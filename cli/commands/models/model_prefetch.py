@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from cli import settings_options
-from cli.commands.files import mounted_path, prefetch
+from cli.commands.files import jobs, mounted_path
 from gds.format.checkpoint import indexes_in, is_index, shards_of
 from kvfs.base.config import Config
 from kvfs.base.errors import NotSupported
@@ -15,22 +15,19 @@ from kvfs.client.mount.backing_file import within_mount
 
 @click.command("prefetch")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
-@prefetch.to_nodes
-@settings_options.options("store")
-def command(
-    paths: tuple[str, ...], targets: tuple[str, ...], config_file: Path | None, **flags: object
-) -> None:
+@jobs.to_nodes
+@settings_options.configured("store")
+def command(paths: tuple[str, ...], targets: tuple[str, ...], config: Config) -> None:
     """Fetch checkpoints to nodes before they are loaded.
 
     For an index, fetches the shards that it names; for a directory, everything in it, with
     configuration and tokenizer. Nodes fetch from each other, so many take hardly longer than
     one.
     """
-    config = settings_options.resolve(config_file, **flags)
     found = [
         os.fsdecode(within_mount(file)) for path in paths for file in _files(_found(config, path))
     ]
-    prefetch.bring(config, found, targets)
+    jobs.bring(config, found, targets)
 
 
 def _found(config: Config, path: str) -> Path:

@@ -4,7 +4,7 @@ and how to get it."""
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -14,20 +14,22 @@ from cli.commands.service.doctor_line import DoctorLine, show
 from kvfs.base.config import Config
 from kvfs.base.errors import KvfsError
 
+if TYPE_CHECKING:
+    from gateway.fuse.channel.mode_probe import AcceleratedPath
+
 _SILENT_S: Final = 2.0
 """Time after which a shared engine counts as silent: it is asked twice a second."""
 
 
 @click.command("doctor")
-@settings_options.options("store")
+@settings_options.configured("store")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
+def command(config: Config, as_json: bool) -> None:
     """Tell which accelerated paths are available and active.
 
     For each that is not, gives the reason and how to get it. 'active' needs a running node; without
     one the machine is examined all the same.
     """
-    config = settings_options.resolve(config_file, store=store)
     status = _status(config)
     lines = list(examine(_existing(config.store), status))
     if as_json:
@@ -43,17 +45,18 @@ def command(config_file: Path | None, store: Path | None, as_json: bool) -> None
 def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     """Yields every accelerated path of a store in `directory`, as `status` shows it in use."""
     yield from _modes(directory, status)
-    yield from _direct(status)
-    yield _cache_drop()
-    yield _watchdog(status)
+    yield from _probed(status)
     yield _access_lists()
     yield _readahead(status)
     yield _priority(status)
     yield _descriptors(status)
     yield from _store(directory)
+    yield from _tiers(status)
     yield _leases(directory)
     yield _engine(status)
+    yield from _readers(status)
     yield from _locks(status)
+    yield from _names(status)
     yield _transport(status)
     yield from _shared_engine(status)
     yield from _s3(status)
@@ -83,57 +86,32 @@ def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[DoctorLin
 
     mount = status["mount"] if status else None
     for found in mode_probe.probe_modes(str(directory)):
-        reason, remedy, active = found.reason, found.remedy, None
-        if status is not None:
-            active = mount is not None and mount["mode"] == found.name
-        if found.name == "passthrough" and found.available and mount and not active:
-            # What the mount found when it tried says more than the probe.
-            reason = mount["reason"] or reason
-        yield DoctorLine(
-            name=found.name,
-            available=found.available,
-            active=active,
-            reason=reason,
-            remedy=remedy,
-        )
+        active = None if status is None else mount is not None and mount["mode"] == found.name
+        # What the mount found when it tried says more than the probe.
+        is_tried = found.name == "passthrough" and found.available and not active
+        yield _line(found, active, mount["reason"] if mount and is_tried else "")
 
 
-def _direct(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
+def _probed(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     from gateway.fuse.channel import mode_probe
 
     mount = status["mount"] if status else None
     for found in (mode_probe.direct_writes(), mode_probe.direct_reads()):
-        yield DoctorLine(
-            name=found.name,
-            available=found.available,
-            active=mount[found.name.replace(" ", "_")] if mount else None,
-            reason=found.reason,
-            remedy=found.remedy,
-        )
-
-
-def _cache_drop() -> DoctorLine:
-    from gateway.fuse.channel import mode_probe
-
-    found = mode_probe.cache_drop()
-    return DoctorLine(
-        name=found.name,
-        available=found.available,
-        active=None,
-        reason=found.reason,
-        remedy=found.remedy,
-    )
-
-
-def _watchdog(status: dict[str, Any] | None) -> DoctorLine:
-    from gateway.fuse.channel import mode_probe
-
+        yield _line(found, mount[found.name.replace(" ", "_")] if mount else None)
+    yield _line(mode_probe.cache_drop(), None)
     found = mode_probe.watchdog()
+    yield _line(found, None if status is None else found.available and mount is not None)
+    outlives = None if mount is None else mount.get("takeover_s", 0) > 0
+    yield _line(mode_probe.takeover(), outlives)
+
+
+def _line(found: "AcceleratedPath", active: bool | None, reason: str = "") -> DoctorLine:
+    """Returns the line for what a probe found; `reason`: a better one than the probe's."""
     return DoctorLine(
         name=found.name,
         available=found.available,
-        active=None if status is None else found.available and status["mount"] is not None,
-        reason=found.reason,
+        active=active,
+        reason=reason or found.reason,
         remedy=found.remedy,
     )
 
@@ -248,6 +226,29 @@ def _store(directory: Path) -> Iterator[DoctorLine]:
         )
 
 
+def _tiers(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
+    """The places beside the store's directory whose disks fail, or are read-only."""
+    for each in status["tiers"] if status else ():
+        if each["refusal"] is not None:
+            yield DoctorLine(
+                name="tier",
+                available=False,
+                active=False,
+                reason=f"{each['path']} takes no files: {each['refusal']}",
+                remedy="look at its disk and the kernel's log, and mount it anew",
+            )
+
+
+def _readers(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
+    """A reader of the metadata that does not end."""
+    found = status["engine"]["long_reader"] if status else None
+    if found is not None:
+        reason, _, remedy = found.rpartition(": ")
+        yield DoctorLine(
+            name="metadata pages", available=False, active=False, reason=reason, remedy=remedy
+        )
+
+
 def _engine(status: dict[str, Any] | None) -> DoctorLine:
     """Commits that need no sync of their own."""
     name = "journal"
@@ -275,6 +276,31 @@ def _locks(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
             reason=f"programs have lost {lost} of them since the start: the node had no lease",
             remedy="look in its log when it had lost touch with its cluster, and why",
         )
+
+
+def _names(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
+    """The names that other nodes hold, of namespaces that nodes keep, if there are any."""
+    names = (status["cluster"] or {}).get("names") if status and "cluster" in status else None
+    if names is None:
+        return
+    if names["is_full"]:
+        yield DoctorLine(
+            name="names of nodes",
+            available=False,
+            active=False,
+            reason=f"their table is full: of {names['others']} names and more some are not found",
+            remedy="remove names that nobody reads, or lower --names-everywhere on all nodes",
+        )
+        return
+    reason = f"{names['others']} names of {names['members'] - 1} other nodes are known here"
+    if (homes := names["homes"]) is not None:
+        unanswered = status["counters"]["home_questions_unanswered"] if status else 0
+        reason += f", and others are asked of the {homes['nodes']} nodes that are their homes"
+        if unanswered:
+            reason += f"; {unanswered} questions were not answered since the start"
+    if names["lagging"]:
+        reason += f", and {names['lagging']} nodes have told more than has come"
+    yield DoctorLine(name="names of nodes", available=True, active=True, reason=reason)
 
 
 def _transport(status: dict[str, Any] | None) -> DoctorLine:
@@ -318,13 +344,29 @@ def _shared_engine(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
         return
     is_heard = engine["silent_s"] < _SILENT_S
     silence = "" if is_heard else f", silent for {engine['silent_s']:.0f} s"
+    for shard in engine.get("shards", ()):
+        if shard["name"]:
+            is_there = shard["silent_s"] < _SILENT_S
+            yield DoctorLine(
+                name=f"shard of {shard['name']}",
+                available=is_there,
+                active=is_there,
+                reason=f"by {shard['server']}"
+                + ("" if is_there else f", silent for {shard['silent_s']:.0f} s"),
+                remedy="" if is_there else "see that it runs, and its log",
+            )
     yield DoctorLine(
         name="shared engine",
         available=is_heard,
         active=is_heard,
         reason=f"{engine['name']}, by {engine['server']}{silence}",
-        remedy="" if is_heard else "see that it runs, and its log",
+        remedy="" if is_heard else engine.get("loss") or "see that it runs, and its log",
     )
+    if engine["mirror_refusal"] is not None:
+        reason, _, remedy = engine["mirror_refusal"].rpartition(": ")
+        yield DoctorLine(
+            name="metadata replica", available=False, active=False, reason=reason, remedy=remedy
+        )
 
 
 def _s3(status: dict[str, Any] | None) -> Iterator[DoctorLine]:

@@ -17,9 +17,17 @@ class Fresh:
         self._store = config.store.absolute()
         self._is_new = not os.path.lexists(self._store / "format")
         self._missing = list(_missing(self._store))
-        if mounted:
+        if mounted and not self._is_mounted(config):
             self._missing += _missing(config.mount.absolute())
         self._started = False
+
+    @staticmethod
+    def _is_mounted(config: Config) -> bool:
+        """Returns whether a mount is there already. It is not looked at: one that waits for this
+        node (takeover_s) would not answer."""
+        from gateway.fuse.channel import device
+
+        return device.is_ours(str(config.mount.absolute()))
 
     def started(self) -> None:
         """Keeps everything from here on."""

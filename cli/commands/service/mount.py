@@ -1,4 +1,4 @@
-"""`kvfs mount`: has a running node without a mount mount."""
+"""`kvfs mount` and `kvfs umount`: have a running node mount, and remove its mount."""
 
 from pathlib import Path
 
@@ -6,6 +6,9 @@ import click
 
 from cli import node_requests, settings_options
 from gateway.mountpoint import hidden
+from kvfs.base.config import Config
+from kvfs.base.control import NoNode
+from kvfs.base.errors import Unavailable
 
 
 @click.command("mount")
@@ -25,3 +28,22 @@ def command(
     click.echo(f"mounted {answer['mountpoint']}: {answer['mode']}{reason}")
     if answer["hides"]:
         click.echo(f"kvfs: {hidden(answer['mountpoint'], answer['hides'])}", err=True)
+
+
+@click.command("umount")
+@settings_options.configured("store")
+@click.option(
+    "--lazy", is_flag=True, help="Unmount even while it is in use; open files are closed."
+)
+def umount(config: Config, lazy: bool) -> None:
+    """Unmount; the node keeps running."""
+    try:
+        answer = node_requests.ask(
+            config, "unmount", {"lazy": lazy}, deadline_s=node_requests.MOUNT_DEADLINE_S
+        )
+    except NoNode:
+        raise Unavailable(
+            f"no node runs on the store {config.store}; `kvfs down` removes the mount that "
+            "a killed one left"
+        ) from None
+    click.echo(f"unmounted {answer['mountpoint']}")

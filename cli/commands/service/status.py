@@ -1,16 +1,19 @@
 """`kvfs status`: the state of a running node, for people and machines."""
 
 import json
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from cli import node_requests, settings_options
 from cli.commands.admin import nodes
+from kvfs.base.config import Config
+from kvfs.base.printable import printable
 from kvfs.base.units import format_size
 
 _DOORS: Final = {"mount": "by the mount", "s3": "by S3", "client": "by clients"}
+_SILENT_S: Final = 2.0
+"""Time after which a shard counts as silent: as long as a cache is believed."""
 _EVICTED: Final = {
     "namespace_full": "namespace full",
     "store_full": "store full",
@@ -19,11 +22,10 @@ _EVICTED: Final = {
 
 
 @click.command("status")
-@settings_options.options("store")
+@settings_options.configured("store")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
-    """Show the running node: mount, data path, space, evictions, S3."""
-    config = settings_options.resolve(config_file, store=store)
+def command(config: Config, as_json: bool) -> None:
+    """Show the running node: mount, data path, space, doors."""
     status = node_requests.ask(config, "status")
     if as_json:
         click.echo(json.dumps(status))
@@ -49,10 +51,12 @@ def _show(status: dict[str, Any]) -> None:
         console.print(lent, markup=False)
     if (left := status["engine"]["reserve_left"]) < 1:
         console.print(
-            f"  the store's DISK IS FULL: what adds is refused, what removes goes on ({left:.0%} of"
-            " the metadata's reserve is left)\n",
+            "  the store's DISK IS FULL, or the metadata's map is: what adds is refused,"
+            f" what removes goes on ({left:.0%} of the metadata's reserve is left)\n",
             markup=False,
         )
+    if (found := status["engine"]["long_reader"]) is not None:
+        console.print(f"  the metadata's file GROWS BY EVERY CHANGE: {found}\n", markup=False)
     for path in status["engine"]["damaged_metadata"]:
         console.print(
             f"  a start found the metadata's journal or base DAMAGED, the log says what it gave up:"
@@ -63,10 +67,19 @@ def _show(status: dict[str, Any]) -> None:
         console.print(_served(s3), markup=False)
     if (nfs := status.get("nfs")) is not None:
         console.print(_exported(nfs), markup=False)
+    if (backup := status.get("backup")) is not None:
+        console.print(_backed_up(backup), markup=False)
     if (cluster := status.get("cluster")) is not None:
         console.print(_membership(cluster), markup=False)
-        if not cluster["holds_lease"]:
-            console.print(_silent(status["engine"]), markup=False)
+        if status["engine"]["is_away"] or not cluster["holds_lease"]:
+            console.print(_away(status["engine"]), markup=False)
+        for shard in status["engine"].get("shards", ()):
+            if shard["name"] and shard["silent_s"] > _SILENT_S:
+                console.print(
+                    f"  the ENGINE DOES NOT ANSWER for the namespace {shard['name']}, by"
+                    f" {shard['server']}, for {shard['silent_s']:.0f} s: others go on",
+                    markup=False,
+                )
         if (refusal := status["engine"]["mirror_refusal"]) is not None:
             console.print(
                 "  the metadata replica CANNOT TAKE what other nodes commit: strict"
@@ -78,6 +91,8 @@ def _show(status: dict[str, Any]) -> None:
                 "  the engine's MEMORY IS FULL: what adds is refused, what removes goes on",
                 markup=False,
             )
+        if (names := cluster.get("names")) is not None:
+            console.print(_names(names), markup=False)
         console.print(nodes.table(cluster["nodes"]), markup=False)
         if stuck := nodes.obstacles(cluster["nodes"]):
             console.print(stuck, markup=False)
@@ -134,15 +149,18 @@ def _show(status: dict[str, Any]) -> None:
     console.print(_scrubbed(status), markup=False)
 
 
+def _lent_place(tier: dict[str, Any]) -> str:
+    refusal = "" if tier["refusal"] is None else f"; it TAKES NO FILES: {tier['refusal']}"
+    if tier["medium"].startswith("shared:"):
+        name = tier["medium"].removeprefix("shared:")
+        return f"  {'shared':<8}{tier['path']} ({name}){refusal}"
+    used, capacity = format_size(tier["used_bytes"]), format_size(tier["capacity_bytes"])
+    return f"  {tier['medium']:<8}{tier['path']}, {used} of {capacity}{refusal}"
+
+
 def _lent(status: dict[str, Any]) -> str:
     """The places beside the store's directory."""
-    lines = [
-        f"  {each['medium']:<8}{each['path']}, {format_size(each['used_bytes'])} of "
-        f"{format_size(each['capacity_bytes'])}"
-        if not each["medium"].startswith("shared:")
-        else f"  {'shared':<8}{each['path']} ({each['medium'].removeprefix('shared:')})"
-        for each in status["tiers"]
-    ]
+    lines = [_lent_place(each) for each in status["tiers"]]
     if (cold := status["cold"]) is not None:
         sent = format_size(status["counters"]["cold_sent_bytes"])
         fetched = format_size(status["counters"]["cold_fetched_bytes"])
@@ -153,18 +171,38 @@ def _lent(status: dict[str, Any]) -> str:
 
 def _membership(cluster: dict[str, Any]) -> str:
     """This node's place in its cluster."""
-    lease = "" if cluster["holds_lease"] else "; its LEASE IS LOST: it serves no other node"
+    lost = "; its LEASE IS LOST: it serves other nodes blocks of peer namespaces alone"
+    lease = "" if cluster["holds_lease"] else lost
     return (
         f"  {'cluster':<8}{cluster['cluster']}, node {cluster['node']} ({cluster['name']}), "
         f"incarnation {cluster['incarnation']}{lease}{_transport(cluster['rdma'])}"
     )
 
 
-def _silent(engine: dict[str, Any]) -> str:
-    return (
-        f"  the ENGINE DOES NOT ANSWER, for {engine['silent_s']:.0f} s: strict namespaces are "
-        "errors, caches are misses"
+def _names(names: dict[str, Any]) -> str:
+    """Returns what is known of namespaces that are kept by their nodes."""
+    found = (
+        f"  {'names':<8}{names['own']} held here and {names['others']} on other nodes, of"
+        f" namespaces that nodes keep; their table takes {format_size(names['table_bytes'])}"
     )
+    if (homes := names["homes"]) is not None:
+        share = f"{homes['ready']} of {homes['of']} ranges"
+        found += f"; there are {homes['nodes']} homes of them, of which this one knows {share}"
+        if homes["ready"] < homes["ranges"]:
+            found += f" and will know {homes['ranges']}"
+    if names["lagging"]:
+        found += f"; {names['lagging']} nodes have told more than has come here"
+    if names["is_full"]:
+        found += "; the table is FULL: what else they hold is not found"
+    if names.get("lacking_copies"):
+        found += f"; {names['lacking_copies']} blocks lack copies that no node takes now"
+    if names.get("names_differing"):
+        last = names["differing"][-1]
+        found += (
+            f"; {names['names_differing']} names have other content on other nodes, the last"
+            f" {printable(last['path'])} on node {last['node']}"
+        )
+    return found
 
 
 def _transport(rdma: dict[str, Any] | None) -> str:
@@ -220,6 +258,29 @@ def _exported(nfs: dict[str, Any]) -> str:
         for each in nfs["exports"]
         if each["problem"]
     ]
+    return "\n".join([*lines, ""])
+
+
+def _away(engine: dict[str, Any]) -> str:
+    loss = engine.get("loss")  # a node of the version before has none
+    silent = f"{engine['silent_s']:.0f} s"
+    what = f"DOES NOT ANSWER, for {silent}"
+    if loss is not None:
+        what = f"HAS LOST METADATA, which it had {silent} ago"
+    told = (
+        f"  the ENGINE {what}: strict namespaces are read as they were then (removed files, too),"
+        " and take no changes; caches are misses"
+    )
+    return told if loss is None else f"{told}\n  {loss}"
+
+
+def _backed_up(backup: dict[str, Any]) -> str:
+    """The backups that the node makes."""
+    last = backup["last"]
+    done = f"the newest is {last['name']}, {last['files']:,} files" if last else "none is known yet"
+    lines = [f"  {'backup':<8}{backup['place']}: {done}"]
+    if backup["problem"]:
+        lines.append(f"  {'':<8}NO BACKUP IS MADE: {backup['problem']}")
     return "\n".join([*lines, ""])
 
 

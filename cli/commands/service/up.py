@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from cli import settings_options
+from cli import node_requests, settings_options
 from cli.commands.service.fresh_start import Fresh
 from cli.presentation import exits
+from gateway.node_start import Start, Successor
 from kvfs.base import log_lines
 from kvfs.base.config import Config
 from kvfs.base.errors import Corrupt, Unavailable
@@ -23,11 +24,15 @@ from kvfs.base.units import format_size
 from kvfs.base.version import VERSION
 
 if TYPE_CHECKING:
+    import socket
+
     from s3api.auth.credentials import Credentials
 
 log = logging.getLogger(__name__)
 _SILENT_S: Final = 30.0
 """A start that takes longer is waiting for something, and says so."""
+_REPLACED_S: Final = 60.0
+"""Longest wait for the end of the node before."""
 _LOG_LIMIT_BYTES: Final = 10 << 20
 _FASTEST: Final = "the kernel reads and writes the data files itself"
 
@@ -44,11 +49,28 @@ _FASTEST: Final = "the kernel reads and writes the data files itself"
     "--daemon", is_flag=True, help="Run in the background; return when mount and S3 answer."
 )
 @click.option("--no-s3", is_flag=True, help="Do not serve S3 (the same as --s3 off).")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Take the place of the node that runs on the store: its S3 port stays open meanwhile.",
+)
+@click.option(
+    "--take-over",
+    is_flag=True,
+    hidden=True,
+    help="Go on with the mount that waits for another daemon, or do nothing.",
+)
+@click.option(
+    "--hand-over", is_flag=True, hidden=True, help="Ask the running daemon for its mount before."
+)
 def command(
     config_file: Path | None,
+    take_over: bool,
+    hand_over: bool,
     no_passthrough: bool,
     no_mount: bool,
     no_s3: bool,
+    replace: bool,
     daemon: bool,
     **flags: object,
 ) -> None:
@@ -69,10 +91,12 @@ def command(
         raise click.UsageError("NFS is served over the mount: --nfs does not go with --no-mount")
     _refuse_place(config, mounted=not no_mount)
     fresh = Fresh(config, mounted=not no_mount)
+    start = Start(mounted=not no_mount, replaces=replace, takes_over=take_over, asks=hand_over)
     if daemon:
-        _start_detached(config, fresh, mounted=not no_mount)
+        _start_detached(config, fresh, start)
     else:
-        _run(config, fresh, mounted=not no_mount, on_ready=_present)
+        shown = _log_ready if config.log_format == "json" else _present
+        _run(config, fresh, start, on_ready=shown)
 
 
 def _refuse_place(config: Config, *, mounted: bool) -> None:
@@ -90,33 +114,56 @@ OnReady = Callable[[dict[str, Any], str], None]
 """Gets the status, and a text that must be shown once and logged nowhere (empty: none)."""
 
 
-def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> None:
+def _run(config: Config, fresh: Fresh, start: Start, *, on_ready: OnReady) -> None:
     # Imported here: `--help` and a daemon's parent need neither trio nor the engine.
     import trio
 
     from gateway import service
     from s3api.server.companion import S3Serving, is_wanted
 
+    os.environ[log_lines.VARIABLE] = config.log_format  # of the children too
     log_lines.begin(config.log_level)
-    serving = S3Serving(config)
+    companions: list[service.Companion] = []
+    if config.nfs != "off":
+        from gateway.nfs.serving import NfsServing as NfsServing
+
+        companions.append(NfsServing(config))
+    if config.backup and config.backup_every_s:
+        from cli.backup_schedule import BackupSchedule
+
+        companions.append(BackupSchedule(config))
+    serving = S3Serving(config, _take_place(config, start))
+    if is_wanted(config):
+        companions.insert(0, serving)
 
     def ready(status: dict[str, Any]) -> None:
         gc.freeze()  # what is there by now stays: no collection looks at it again
         fresh.started()
         on_ready(status, welcome(config, serving.first))
 
-    companions: list[service.Companion] = [serving] if is_wanted(config) else []
-    if config.nfs != "off":
-        from gateway.nfs.serving import NfsServing as NfsServing
-
-        companions.append(NfsServing(config))
     with fresh.kept_if_started():
         try:
-            trio.run(
-                lambda: service.run(config, mounted=mounted, on_ready=ready, companions=companions)
-            )
+            trio.run(lambda: service.run(config, start, on_ready=ready, companions=companions))
         except BaseExceptionGroup as group:
             raise _first(group) from group
+
+
+def _take_place(config: Config, start: Start) -> "list[socket.socket] | None":
+    """Has the node that runs on the store end, or hand its mount over, if this one begins in its
+    place; returns its S3 listeners. To be called when all that takes time is done. Raises what the
+    node raises, Unavailable when it does not go in time."""
+    if not (start.replaces or start.asks):
+        return None
+    from cli.commands.service import down
+    from s3api.server import listener_passing
+
+    listeners = listener_passing.take(config)
+    if start.asks:
+        node_requests.ask(config, "hand-over")
+        down.wait_for_end(config, _REPLACED_S)
+    else:
+        down.stop(config, _REPLACED_S, ends_waiting=False)  # this node goes on with it
+    return listeners
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -129,6 +176,23 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _present(status: dict[str, Any], once: str) -> None:
+    """Shows it to the caller. The output of a service is a log, where no secret may be."""
+    if once and not sys.stdout.isatty():
+        where = f"{status['store']['path']}/s3-credentials"
+        once = f"The S3 API has a first user, admin, whose keys are in {where}\n"
+    _report(status, once)
+
+
+def _log_ready(status: dict[str, Any], once: str) -> None:
+    """Logs it: who reads lines with fields gets no other lines."""
+    for line in summary(status).splitlines():
+        log.info("%s", line)
+    if once:
+        where = f"{status['store']['path']}/s3-credentials"
+        log.info("the S3 API has a first user, admin, whose keys are in %s", where)
+
+
+def _report(status: dict[str, Any], once: str) -> None:
     sys.stdout.write(summary(status) + once)
     sys.stdout.flush()
 
@@ -191,7 +255,7 @@ def _served(status: dict[str, Any]) -> list[tuple[str, str]]:
 # ---- detached
 
 
-def _start_detached(config: Config, fresh: Fresh, *, mounted: bool) -> None:
+def _start_detached(config: Config, fresh: Fresh, start: Start) -> None:
     """Forks, lets the child report, and ends with its report.
 
     It forks rather than starting a new interpreter, so that imported modules need not be imported
@@ -204,7 +268,7 @@ def _start_detached(config: Config, fresh: Fresh, *, mounted: bool) -> None:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _be_daemon(config, fresh, writer, output, mounted=mounted)
+        _be_daemon(config, fresh, start, writer, output)
     os.close(writer)
     os.close(output)
     with open(reader, "rb") as pipe:
@@ -218,18 +282,15 @@ def _start_detached(config: Config, fresh: Fresh, *, mounted: bool) -> None:
         os.waitpid(child, 0)
         print(f"kvfs: {answer['error']}", file=sys.stderr)
         sys.exit(answer["code"])
-    _present(answer["status"], answer["once"])
+    _report(answer["status"], answer["once"])
 
 
-def _be_daemon(
-    config: Config, fresh: Fresh, writer: int, output: int, *, mounted: bool
-) -> NoReturn:
+def _be_daemon(config: Config, fresh: Fresh, start: Start, writer: int, output: int) -> NoReturn:
     """Runs the child's life. Never returns into the parent's code."""
     reported = False
 
     def ready(status: dict[str, Any], once: str) -> None:
-        for line in summary(status).splitlines():
-            log.info("%s", line)
+        _log_ready(status, once)
         report({"status": status, "once": once})
 
     def report(answer: dict[str, Any]) -> None:
@@ -240,11 +301,13 @@ def _be_daemon(
 
     code = 0
     try:
+        started_in = _here(config)
         os.setsid()
         os.chdir("/")
         _redirect(output)
         _close_others(writer)
-        _run(config, fresh, mounted=mounted, on_ready=ready)
+        start = start._replace(successor=Successor(sys.argv[1:], started_in))
+        _run(config, fresh, start, on_ready=ready)
     except BaseException as error:
         code = exits.exit_code(error)
         log.error("the node stopped: %s", exits.describe(error), exc_info=code == exits.BUG)
@@ -254,6 +317,17 @@ def _be_daemon(
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _here(config: Config) -> str:
+    """Returns the directory from which relative paths of the command line count; not one that the
+    mount hides: whoever starts the next daemon there would wait for it."""
+    mount = Path(os.path.realpath(config.mount.parent)) / config.mount.name
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return "/"
+    return "/" if Path(here).is_relative_to(mount) else here
 
 
 def _open_log(config: Config) -> tuple[Path, int]:

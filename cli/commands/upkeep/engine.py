@@ -1,5 +1,6 @@
 """`kvfs engine`: the metadata of stores, moved between engines."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from cli import open_store
+from cli import node_requests, open_store, settings_options
 from cli.group import CommandGroup
 from cli.presentation import progress
-from kvfs.base.errors import Invalid, NotFound
+from kvfs.base.config import Config
+from kvfs.base.errors import Invalid
 from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 @click.group("engine", cls=CommandGroup)
 def command() -> None:
-    """Copy metadata between engines, for backups and inspection."""
+    """Copy metadata to another engine, spread or gather them."""
 
 
 @command.command("copy")
@@ -41,13 +43,19 @@ def copy(source: str, target: str, name: str | None, replace: bool) -> None:
     redis+sentinel://HOST[:PORT],.../NAME, redis+cluster://HOST[:PORT],...; ?prefix=NAME keeps
     several copies apart, and ?password-file=FILE keeps a password out of the list of processes.
 
-    In a Redis cluster a copy lies in one slot, so on one server and its replicas.
+    In a Redis cluster a copy lies in one slot, so on one server and its replicas, also of
+    namespaces that were spread: spread them again.
+
+    A node of such a cluster has the names of the namespaces that it uses: its store is refused
+    where it does not have all that is to be copied.
 
     Where the target's metadata are replaced its nodes must be stopped. Data files are not copied,
     and the secrets of S3 users stay encrypted with the key of the store they come from. A copy that
     was cut short is begun anew by the same command.
     """
+    from kvfs.admin.partial_replica import check_to_copy
     from kvfs.cluster.membership import check_unused
+    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
     from kvfs.meta.redis.location import is_url
     from kvfs.meta.replica.direct_engine import DirectEngine
     from kvfs.tree.metadata_copy import copy_all, copy_namespace
@@ -56,20 +64,55 @@ def copy(source: str, target: str, name: str | None, replace: bool) -> None:
         raise Invalid("source and target are the same")
     if replace and is_url(target):
         trio.run(check_unused, target)
+    raw = None if name is None else open_store.namespace_name(os.fsencode(name))
     with _opened(source) as old, _opened(target, make=True) as new:
+        if isinstance(old, EmbeddedEngine):
+            check_to_copy(old, raw)
         places = [each.place() for each in (old, new) if isinstance(each, DirectEngine)]
         if len(places) > len(set(places)):
             raise Invalid("source and target are the same")
+        if replace and raw is None and isinstance(new, DirectEngine):
+            new.discard_shards()
         with progress.shown("copying", None) as step:
-            if name is None:
+            if raw is None:
                 copied = copy_all(old, new, replace=replace, progress=step)
             else:
-                raw = open_store.namespace_name(os.fsencode(name))
                 copied = copy_namespace(
                     old, new, raw, replace=replace, now=time.time_ns(), progress=step
                 )
         trio.run(new.sync)
     click.echo(f"copied {copied.keys:,} keys, {format_size(copied.bytes)}; digest {copied.digest}")
+
+
+@command.command("spread")
+@settings_options.configured("store")
+def spread(config: Config) -> None:
+    """Give the namespaces of a Redis cluster its servers.
+
+    Each namespace gets a shard of its own: its names and files lie on one of the servers and its
+    replicas, and go on while those of another are away. New ones get one too from now on. Nodes go
+    on meanwhile; changes in a namespace wait for a moment when its shard takes over. All keys are
+    compared before. Cut short, it is finished by the same command. What leads back is `kvfs engine
+    gather`.
+    """
+    for name in node_requests.ask(config, "spread", deadline_s=node_requests.COPYING_S):
+        click.echo(f"{name} has a shard of its own")
+    click.echo("new namespaces get one each")
+
+
+@command.command("gather")
+@settings_options.configured("store")
+def gather(config: Config) -> None:
+    """Bring the namespaces of a Redis cluster back to one of its servers.
+
+    It undoes `kvfs engine spread`: all names and files lie on one server and its replicas again,
+    which needs the memory for them, and so do those of new namespaces. Nodes go on meanwhile, and
+    read what they lack: changes in a namespace wait for a moment when the one shard takes over. All
+    keys are compared before. Cut short, it is finished by the same command.
+    """
+    for name in node_requests.ask(config, "gather", deadline_s=node_requests.COPYING_S):
+        click.echo(f"{name} is in the shard of all")
+    click.echo("new namespaces are, too")
 
 
 def _same(source: str, target: str) -> bool:
@@ -90,35 +133,8 @@ def _opened(place: str, *, make: bool = False) -> "Iterator[AnyEngine]":
     if is_url(place):
         from kvfs.meta.replica.direct_engine import DirectEngine
 
-        engine = DirectEngine(place)
-        try:
+        with contextlib.closing(DirectEngine(place)) as engine:
             yield engine
-        finally:
-            engine.close()
         return
-    with _embedded(Path(place), make=make) as embedded:
+    with open_store.stopped_store(Path(place), make=make) as (_, embedded):
         yield embedded
-
-
-@contextmanager
-def _embedded(path: Path, *, make: bool) -> "Iterator[EmbeddedEngine]":
-    from kvfs.datastore import layout
-    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
-
-    try:
-        opened = layout.open_store(path)
-    except NotFound:
-        if not make:
-            raise
-        opened = layout.create_store(path)
-    opened.lock()
-    try:
-        if make:
-            opened.take_clean()
-        engine = EmbeddedEngine(opened.meta)
-        try:
-            yield engine
-        finally:
-            engine.close()
-    finally:
-        opened.unlock()

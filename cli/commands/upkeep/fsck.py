@@ -4,12 +4,14 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from cli import settings_options
+from kvfs.base.config import Config
 from kvfs.base.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -19,18 +21,15 @@ _UNREPAIRED: Final = 1
 
 
 @click.command("fsck")
-@settings_options.options("store")
+@settings_options.configured("store")
 @click.option("--repair", is_flag=True, help="Repair the problems found.")
 @click.option("--checksums", is_flag=True, help="Read all data and compare their checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
-def command(
-    config_file: Path | None, store: Path | None, repair: bool, checksums: bool, as_json: bool
-) -> None:
-    """Check the store of a stopped node, and repair it if told to.
+def command(config: Config, repair: bool, checksums: bool, as_json: bool) -> None:
+    """Check the store of a stopped node; repair it if told to.
 
     Prints one line for each problem. Exits with 0 when nothing is wrong any more, else with 1.
     """
-    config = settings_options.resolve(config_file, store=store)
     with ExitStack() as closing:
         fsck, damaged = _open(config.store, closing, checksums=checksums, repair=repair)
         gone_past = [problem for problem in damaged if problem.mend is None]
@@ -51,10 +50,11 @@ def _open(
     """Opens everything that a check needs, with the store's lock held until `closing` closes, and
     returns it with the damage of base and journal, which is skipped if `repair` is set."""
     from kvfs.admin.fsck import Fsck
-    from kvfs.admin.problem import Problem
+    from kvfs.admin.fsck_records import Problem
     from kvfs.datastore import layout
     from kvfs.datastore.index import NAME, Index
     from kvfs.datastore.tiered_files import data_files
+    from kvfs.holdings import repaired_names
     from kvfs.meta import keys
     from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
     from kvfs.meta.lmdb.reconstruction import damaged_metadata
@@ -77,7 +77,13 @@ def _open(
     if detail := engine.find_base_damage():
         damaged.append(Problem("damaged_base", str(path), detail, engine.rotate_now))
     index = Index(engine.database(NAME))
-    return Fsck(engine, files, index, checksums=checksums, is_behind=is_behind), damaged
+    fsck = Fsck(
+        *(engine, files, index),
+        checksums=checksums,
+        is_behind=is_behind,
+        before_repair=partial(repaired_names.mark, store.root) if mark else lambda: None,
+    )
+    return fsck, damaged
 
 
 def _mended(problems: "list[Problem]") -> "Iterator[Problem]":

@@ -1,5 +1,6 @@
 """`kvfs quarantine`: data files that no record names, or that are damaged."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cli import settings_options
+from kvfs.base.config import Config
 from kvfs.base.errors import Invalid
 from kvfs.base.printable import printable
 from kvfs.base.units import format_size
@@ -26,12 +28,10 @@ _REASONS: Final = {
 
 @click.command("quarantine")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@settings_options.options("store")
+@settings_options.configured("store")
 @click.option("--empty", is_flag=True, help="Remove these data files; without PATH all of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
-    paths: tuple[str, ...], config_file: Path | None, store: Path | None, empty: bool, as_json: bool
-) -> None:
+def command(paths: tuple[str, ...], config: Config, empty: bool, as_json: bool) -> None:
     """Show data files without a record, and damaged ones.
 
     A data file of a durable namespace is kept here when no record names it any more, or when it is
@@ -39,7 +39,6 @@ def command(
     again, `kvfs fsck --repair` gives it back to a record that misses it, and --empty removes it.
     Until then it takes space.
     """
-    config = settings_options.resolve(config_file, store=store)
     found = _find(config.store, paths)
     if empty:
         _empty(found)
@@ -55,11 +54,8 @@ def _find(store: Path, paths: Sequence[str]) -> "list[Quarantined]":
     from kvfs.datastore import layout
     from kvfs.datastore.tiered_files import data_files
 
-    files = data_files(layout.open_store(store))
-    try:
+    with contextlib.closing(data_files(layout.open_store(store))) as files:
         found = sorted(files.quarantined(), key=lambda each: each.since_ns)
-    finally:
-        files.close()
     if not paths:
         return found
     known = {each.path: each for each in found}

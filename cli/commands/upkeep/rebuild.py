@@ -1,24 +1,21 @@
 """`kvfs rebuild`: rebuilds lost metadata from the data files."""
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from cli import settings_options
+from cli import open_store, settings_options
 from cli.presentation import progress
 from kvfs.base.config import Config
 from kvfs.base.errors import Exists, Invalid, NotFound
 from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
-    from kvfs.datastore.layout import Store
-    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
     from kvfs.tree.rebuilt_records import DirectoryOwner
 
 _TOLD: Final = (
@@ -32,21 +29,24 @@ _TOLD: Final = (
 
 
 @click.command("rebuild")
-@settings_options.options("store", "engine", "secret_file")
+@settings_options.configured("store", "engine", "secret_file")
 @click.option("--finish", is_flag=True, help="With --engine: finish; this is the last node's turn.")
 @click.option(
     "--replace",
     is_flag=True,
     help="With --engine: discard older metadata in it, or another cluster's.",
 )
+@click.option(
+    "--replace-unfollowed",
+    is_flag=True,
+    help="With --replace: also where this node does not have all namespaces.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    config_file: Path | None,
-    store: Path | None,
-    engine: str | None,
-    secret_file: str | None,
+    config: Config,
     finish: bool,
     replace: bool,
+    replace_unfollowed: bool,
     as_json: bool,
 ) -> None:
     """Rebuild lost metadata from data files.
@@ -59,14 +59,17 @@ def command(
     With --engine, the engine of a cluster lost its data. Stop all nodes, then give each its turn,
     the last one with --finish: it puts back its replica of all metadata, if that is newer than
     those of the nodes before it, and what its data files know beyond that. Nothing of the above is
-    lost then.
+    lost then, except in namespaces with shards of their own that no node has whole: they have what
+    data files tell. So --replace, which discards healthy servers' shards too, is refused at a node
+    that does not have all of them.
     """
-    config = settings_options.resolve(
-        config_file, store=store, engine=engine, secret_file=secret_file
-    )
     if config.engine:
-        counts = _rebuild_cluster(config, finish=finish, replace=replace)
-    elif finish or replace:
+        if replace_unfollowed and not replace:
+            raise Invalid("--replace-unfollowed is for --replace: give both")
+        counts = _rebuild_cluster(
+            config, finish=finish, replace=replace, is_partial=replace_unfollowed
+        )
+    elif finish or replace or replace_unfollowed:
         raise Invalid("--finish and --replace are for the engine of a cluster: name it by --engine")
     else:
         counts = _rebuild(config.store)
@@ -93,34 +96,34 @@ def _rebuild(path: Path) -> dict[str, int]:
     from kvfs.datastore.index import NAME, Index
     from kvfs.datastore.tiered_files import data_files
     from kvfs.meta import keys
-    from kvfs.meta.replica.replica_mark import refuse_mirror
+    from kvfs.meta.replica.replica_mark import refuse_replica
 
-    with _opened(path) as (store, engine):
-        refuse_mirror(engine)
+    with open_store.stopped_store(path) as (store, engine):
+        refuse_replica(engine)
         if engine.read_now(lambda t: t.get(keys.VERSION)) is not None:
             raise Exists(
                 f"the metadata of {path} are there: `kvfs fsck` looks whether they are whole; "
                 f"to give them up, move {store.meta} away first"
             )
-        files = data_files(store)
-        try:
+        with contextlib.closing(data_files(store)) as files:
             engine.transact_now(lambda t: rebuild.begin(t, _owner()))
             with progress.shown("reading", None) as step:
                 index = Index(engine.database(NAME))
                 counts = rebuild.Rebuild(engine, files, index, _owner()).run(step)
-        finally:
-            files.close()
         engine.transact_now(rebuild.finish)
         trio.run(engine.sync)
         store.mark_recovered(places.boot_of(store))
     return counts
 
 
-def _rebuild_cluster(config: Config, *, finish: bool, replace: bool) -> dict[str, int]:
+def _rebuild_cluster(
+    config: Config, *, finish: bool, replace: bool, is_partial: bool
+) -> dict[str, int]:
+    from kvfs.admin.partial_replica import shown
     from kvfs.admin.rebuild_cluster import Rebuilding
     from kvfs.cluster import node_identity
 
-    with _opened(config.store) as (store, local):
+    with open_store.stopped_store(config.store) as (store, local):
         path = Path(config.secret_file or store.root / node_identity.SECRETS)
         secrets = node_identity.read_secrets(path)
         if secrets is None:
@@ -129,31 +132,13 @@ def _rebuild_cluster(config: Config, *, finish: bool, replace: bool) -> dict[str
             )
         turn = Rebuilding(store, local, config.engine, secrets)
         with progress.shown("reading", None) as step:
-            came = turn.run(_owner(), step, replace=replace)
-        if finish:
-            turn.finish()
-    return {**came.counts, "newest_mirror": came.mirror, "not_here": came.lost}
+            came = turn.run(_owner(), step, replace=replace, is_partial=is_partial)
+        if finish and (bare := turn.finish()):
+            click.echo(f"no node had all of {shown(bare)}: what data files tell is there", err=True)
+    return {**came.counts, "newest_mirror": came.is_newest, "not_here": came.lost}
 
 
 def _owner() -> "DirectoryOwner":
     from kvfs.tree.rebuilt_records import DirectoryOwner
 
     return DirectoryOwner(os.geteuid(), os.getegid(), time.time_ns())
-
-
-@contextmanager
-def _opened(path: Path) -> "Iterator[tuple[Store, EmbeddedEngine]]":
-    """Opens a store that no node uses meanwhile, and the engine in it."""
-    from kvfs.datastore import layout
-    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
-
-    store = layout.open_store(path)
-    store.lock()
-    try:
-        engine = EmbeddedEngine(store.meta)
-        try:
-            yield store, engine
-        finally:
-            engine.close()
-    finally:
-        store.unlock()

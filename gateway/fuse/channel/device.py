@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from kvfs.base.errors import AccessDenied, Busy, KvfsError, NotFound, NotSupported, Unavailable
+from kvfs.base.fuse_device import UNSERVED
 
 log = logging.getLogger(__name__)
 DEVICE: Final = "/dev/fuse"
@@ -227,13 +228,20 @@ def open_abort(mountpoint: str) -> int | None:
 
 def can_abort() -> str:
     """Names the means by which a watchdog may end a mount's connection here; empty: none."""
-    if os.path.ismount("/sys/fs/fuse/connections"):
+    if reaches_connections():
         return "the kernel's list of connections"
+    return "its mountpoint" if os.geteuid() == 0 else ""
+
+
+def reaches_connections() -> bool:
+    """Returns whether this process may open the kernel's list of connections."""
+    if os.path.ismount("/sys/fs/fuse/connections"):
+        return True
     try:
         os.close(_connections())
     except OSError:
-        return "its mountpoint" if os.geteuid() == 0 else ""
-    return "the kernel's list of connections"
+        return False
+    return True
 
 
 def _connections() -> int:
@@ -294,10 +302,10 @@ def recover_stale(mountpoint: str) -> bool:
         # Not stat: the kernel may answer that from what it remembers of the dead server.
         os.statvfs(mountpoint)
     except OSError as e:
-        if e.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+        if e.errno in UNSERVED:
             unmount(mountpoint, lazy=True)
             return True
-        raise
+        # Any other error is an answer: somebody serves it.
     return False
 
 

@@ -21,34 +21,47 @@ import logging
 import os
 import signal
 import socket
+import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 import trio
 
-from gateway.fuse.channel import device as dev
 from gateway.fuse.channel import relay_payload
+from gateway.fuse.channel.backing_registry import BackingRegistry
+from gateway.fuse.channel.cluster_answers import ClusterAnswers
 from gateway.fuse.channel.handlers import MAY_WAIT, Handlers, KernelRequest
 from gateway.fuse.channel.lock_requests import LockHandlers
 from gateway.fuse.channel.plain_answers import Answer, PlainAnswers
 from gateway.fuse.channel.plain_changes import PlainChanges
-from gateway.fuse.channel.poll_strategy import Attention
+from gateway.fuse.channel.poll_strategy import Attention, Rest
+from gateway.fuse.channel.resent_requests import FROM as RESENT
+from gateway.fuse.channel.resent_requests import ResentRequests
 from gateway.fuse.codec import protocol
 from gateway.fuse.codec.errno_map import errno_of
-from gateway.fuse.codec.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
+from gateway.fuse.codec.protocol import IN_HEADER, OUT_HEADER, Fattr, Init, Op
 from gateway.fuse.codec.set_attributes import NO_ATTRIBUTES
 from gateway.fuse.files.kernel_inodes import OTHER, ino_of
-from gateway.fuse.files.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
+from gateway.holder.mount_journal import asking
 from kvfs.base import detach
 from kvfs.base.errors import KvfsError
 from kvfs.meta.records import ROOT_INODE
 from kvfs.transfer.transfer import Transfer
+from kvfs.vfs import kernel_notify
 
 _WORKERS_DEADLINE_S: Final = 10.0
 _INLINE_BYTES: Final = 64 << 10
 """The event loop always serves WRITEs up to this size itself."""
 _HEADER: Final = IN_HEADER.size
+_OUT_SIZE: Final = OUT_HEADER.size
+_unpack_header: Final = IN_HEADER.unpack_from
+_unpack_unique: Final = struct.Struct("<8xQ").unpack_from
+_pack_header: Final = OUT_HEADER.pack
+_GONE: Final = (errno.ENOENT, errno.ENODEV)
+"""The request was given up, or the mount has gone: nobody takes the reply."""
+_NO_REQUEST: Final = (errno.EINTR, errno.ENOENT, errno.ECONNABORTED)
+"""A read was ended by a signal, or its request was given up: none is there now."""
 _APPENDS: Final = os.O_APPEND | os.O_DIRECT
 """Flags of writes that go past the page cache: several parts may arrive at a time, in any order."""
 _SOCKET_BYTES: Final = 4 * protocol.BUFFER_BYTES
@@ -74,6 +87,9 @@ _LOOK_S: Final = 0.25
 _DEFERRED: Final = 32
 """At most this many RELEASEs wait; fewer than the kernel sends without an answer
 (_MAX_BACKGROUND)."""
+_BURST: Final = 16
+"""After at most as many requests without a pause the loop looks at the time, and whether its other
+tasks are due."""
 _TRUSTED: Final = 16
 """After a look that found no request the loop waits, without another look, as often as this: one
 caller asks at a time."""
@@ -118,70 +134,6 @@ def _is_killed(thread: int) -> bool:
     return any(int(mask, 16) & _SIGKILL_BIT for mask in masks)
 
 
-class BackingRegistry:
-    """Registers data files with the kernel and forgets them."""
-
-    def __init__(
-        self, device: int, passthrough: bool, stack_depth: int, direct_writes: bool
-    ) -> None:
-        self.device = device
-        self.passthrough = passthrough
-        self.stack_depth = stack_depth if passthrough else 0
-        self._direct_writes = direct_writes
-        self.direct_reads = False
-        """Whether files that are still being fetched are read past the mount's page cache: their
-        bytes go to the reader as they arrive and need no second set of pages."""
-        self.lock_flags = 0
-        """Flags of INIT for locks that the mount keeps in place of the kernel: the mount is then
-        told of every close."""
-
-    @property
-    def direct_writes(self) -> bool:
-        """Whether a file that is created only to be written is written past the mount's page
-        cache."""
-        return self._direct_writes and not self.passthrough
-
-    def flags(self, handle: Handle) -> tuple[int, int]:
-        """Returns (open flags, backing id) for a reply that opens this handle."""
-        file = handle.file
-        flags = 0 if handle.writable or self.lock_flags else Fopen.NOFLUSH
-        is_first = file.handles - file.viewed == 1
-        if self.passthrough and is_first and not file.backing_id and self.may_pass(file):
-            try:
-                file.backing_id = dev.backing_open(self.device, file.fd)
-            except OSError:
-                file.backing_id = 0  # this file is relayed until its last handle closes
-        if file.backing_id:
-            return flags | Fopen.PASSTHROUGH, file.backing_id
-        if handle.creating and self.direct_writes and _is_write_only(handle.flags):
-            return flags | Fopen.DIRECT_IO, 0
-        if file.incoming is not None and self.direct_reads and file.is_partial:
-            flags |= Fopen.DIRECT_IO
-        return flags if handle.replaced else flags | Fopen.KEEP_CACHE, 0
-
-    def holds(self, file: OpenFile) -> bool:
-        """Returns whether the kernel has the file open, or is about to."""
-        return file.handles > file.viewed or file.users > 0
-
-    def may_pass(self, file: OpenFile) -> bool:
-        """Returns whether the kernel may read and write the file without asking: not while it is
-        being fetched."""
-        return self.passthrough and not file.set_ids and file.incoming is None
-
-    def closed(self, file: OpenFile) -> None:
-        """Notes that the file's last handle was released."""
-        if file.backing_id:
-            try:  # a call less than by `suppress`
-                dev.backing_close(self.device, file.backing_id)
-            except OSError:  # after the mount the kernel has forgotten them all
-                pass
-            file.backing_id = 0
-
-
-def _is_write_only(flags: int) -> bool:
-    return flags & os.O_ACCMODE == os.O_WRONLY
-
-
 class FastPath:
     """Serves one mount."""
 
@@ -206,10 +158,14 @@ class FastPath:
         self._orphans = operations.orphans.held
         self._plain: dict[int, Answer] = {}
         self._release_now: Callable[[int, memoryview], bool] | None = None
-        if handlers is None and operations.coherence is None:
-            engine = operations.node.local
-            changes = PlainChanges(operations, engine, backing, self._handlers)
-            self._plain = PlainAnswers(operations, engine, backing).table() | changes.table()
+        engine, coherence = operations.node.local, operations.coherence
+        if handlers is None and coherence is not None:
+            self._plain = ClusterAnswers(operations, engine, coherence).table()
+        elif handlers is None:
+            self._plain = PlainAnswers(operations, engine, backing).table()
+        if handlers is None:
+            changes = PlainChanges(operations, backing, self._handlers)
+            self._plain |= changes.table()
             self._release_now = changes.release
         if handlers is None and operations.locks is not None:
             self._handlers.waiting.update(LockHandlers(operations.locks).table())
@@ -235,9 +191,29 @@ class FastPath:
         self._watched = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
         self._init_unique = 0
+        self.init = b""
+        """The kernel's INIT, as it came."""
         self.kernel_minor = 0
+        self._dispatcher = self._dispatch
+        self._resent: ResentRequests | None = None
         self.requests = 0
         self.initialised = trio.Event()
+
+    def keep_journal(self) -> None:
+        """Says, for the mount's journal, which request is served. To be called before `run`."""
+        self._dispatcher = self._dispatch_journaled
+
+    def go_on(self, init: bytes, minor: int, resent: ResentRequests) -> None:
+        """Goes on with a mount whose kernel agreed on everything with an earlier daemon, by this
+        INIT. To be called before `run`: then the kernel sends again what was not answered."""
+        assert self._server is not None
+        self.init, self.kernel_minor, self._resent = init, minor, resent
+        self._init_unique = _unpack_header(init)[2]
+        self._server.send(init)
+        self.initialised.set()
+        # Names first: others may have changed them while nobody served the mount.
+        os.write(self._device, kernel_notify.EVERY_NAME)
+        os.write(self._device, kernel_notify.RESEND)
 
     @property
     def handlers(self) -> Handlers:
@@ -262,98 +238,121 @@ class FastPath:
                 )
 
     async def _serve(self) -> None:
+        """Reads requests and has them served. In a cluster, questions and answers of other hosts
+        come through the event loop, which is not kept busy while a request waits for them."""
         await trio.lowlevel.wait_readable(self._device)
-        trusted = 0
+        read_into, dispatch, deferred = self._read_into, self._dispatcher, self._deferred
+        answered = trusted = 0
         with Attention(self._device) as attention:
-            while (n := self._receive()) >= 0:
+            while True:
+                try:
+                    n = read_into(self._buffer)
+                except OSError as error:
+                    if error.errno == errno.ENODEV:  # the mount has gone
+                        return
+                    if error.errno not in _NO_REQUEST:
+                        raise
+                    n = None
                 if n:
-                    self._guarded_dispatch(n)
-                    if attention.served():
-                        await trio.lowlevel.cancel_shielded_checkpoint()
-                    if not trusted or self._deferred:
+                    dispatch(n)
+                    answered += 1
+                    if answered < _BURST and (deferred or not trusted):
                         continue
-                    trusted -= 1
-                elif self._deferred:
-                    self._release_one()
+                    trusted -= trusted > 0
+                elif deferred:
+                    self._release_of(next(iter(deferred)))
                     continue
-                elif self._immediate:
+                elif self._immediate or not self._waiting:
                     trusted = _TRUSTED
-                if not self._stay(attention):
+                if self._waiting and not self._immediate:
+                    rest = Rest.SLEEP
+                else:
+                    rest = attention.rest(answered, block=not (self._waiting or deferred))
+                answered = 0
+                if rest is Rest.SLEEP and not deferred:
                     await trio.lowlevel.wait_readable(self._device)
                     attention.woken()
-
-    def _stay(self, attention: Attention) -> bool:
-        """Returns whether to look again at once, now that no request is there. In a cluster,
-        questions and answers of other hosts come through the event loop, which is then not blocked,
-        nor kept busy while a request waits for them."""
-        if self._waiting and not self._immediate:
-            return False
-        return attention.stay(block=self._immediate and not self._waiting)
-
-    def _receive(self) -> int:
-        """Returns the size of the next request in bytes; 0: none is there now; -1: the mount has
-        gone."""
-        try:
-            return self._read_into(self._buffer) or 0
-        except OSError as e:
-            if e.errno == errno.ENODEV:
-                return -1
-            if e.errno in (errno.EINTR, errno.ENOENT, errno.ECONNABORTED):
-                return 0
-            raise
-
-    def _guarded_dispatch(self, n: int) -> None:
-        """Serves a request; a bug in one is that request's EIO, not the end of the mount."""
-        try:
-            self._dispatch(n)
-        except Exception as e:  # logged, then translated
-            self._reply_error(IN_HEADER.unpack_from(self._buffer)[2], e)
+                elif rest is Rest.YIELD:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _dispatch(self, n: int) -> None:
+        """Serves a request; a bug in one is that request's EIO, not the end of the mount."""
         buffer = self._buffer
-        _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(buffer)
+        _, opcode, unique, nodeid, uid, gid, pid, _, _ = _unpack_header(buffer)
         self.requests += 1
         if nodeid == ROOT_INODE:
             nodeid = self._root
         number = nodeid
         if number & OTHER:
             nodeid = ino_of(number)
-        if nodeid in self._deferred:
-            self._release_of(nodeid)
-        elif opcode == Op.UNLINK:  # the kernel keeps what is not released: a handle would find it
-            while self._deferred:
-                self._release_one()
-        plain = self._plain.get(opcode)
-        if plain is not None:
-            answer = plain(nodeid, buffer[_HEADER:n], uid, gid)
-            if answer is not None:
-                if isinstance(answer, bytes):
-                    self._reply(unique, answer)
-                else:
-                    relay_payload.reply_error(self._device, unique, answer)
-                return
-        handler = self._handlers.inline.get(opcode)
-        if handler is not None:
+        try:
+            if nodeid in self._deferred:
+                self._release_of(nodeid)
+            plain = self._plain.get(opcode)
+            if plain is not None:
+                answer = plain(nodeid, buffer[_HEADER:n], uid, gid)
+                if answer is not None:
+                    if isinstance(answer, bytes):
+                        message = _pack_header(_OUT_SIZE + len(answer), 0, unique) + answer
+                    elif isinstance(answer, int):
+                        message = _pack_header(_OUT_SIZE, -answer, unique)
+                    else:
+                        asked = KernelRequest(opcode, unique, number, uid, gid, pid, buffer[:0])
+                        self._answer(asked, answer)
+                        return
+                    try:  # as `_reply`, a call less
+                        os.write(self._device, message)
+                    except OSError as error:
+                        if error.errno not in _GONE:
+                            raise
+                    return
             request = KernelRequest(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
             if opcode == Op.RELEASE and self._steps and nodeid not in self._orphans:
                 self._defer(request)
-            elif self._steps and not (
+            else:
+                self._serve_generally(request, n)
+        except Exception as e:  # logged, then translated
+            self._reply_error(unique, e)
+
+    def _dispatch_journaled(self, n: int) -> None:
+        """Like `_dispatch`, for a mount with a journal."""
+        buffer = self._buffer
+        (unique,) = _unpack_unique(buffer)
+        asking.set(unique)
+        if unique & RESENT and self._resent is not None:
+            _, opcode, _, nodeid, uid, gid, pid, _, _ = _unpack_header(buffer)
+            request = KernelRequest(opcode, unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
+            handler = self._resent.handler(request)
+            if handler is not None:  # it may not be done twice
+                if request.nodeid in self._deferred:
+                    self._release_of(request.nodeid)
+                self._spawn(handler, request)
+                return
+        self._dispatch(n)
+
+    def _serve_generally(self, request: KernelRequest, n: int) -> None:
+        """Serves a request of `n` bytes that has no plain answer."""
+        opcode, unique, pid, buffer = request.opcode, request.unique, request.pid, self._buffer
+        if opcode == Op.UNLINK:  # the kernel keeps what is not released: a handle would find it
+            while self._deferred:
+                self._release_of(next(iter(self._deferred)))
+        handler = self._handlers.inline.get(opcode)
+        if handler is not None:
+            if self._steps and not (
                 opcode in MAY_WAIT and self._handlers.may_wait(opcode, request)
             ):
                 self._answer(request, handler(request))
             else:
                 self._spawn(handler, request)
-            return
-        if opcode == Op.READ:
+        elif opcode == Op.READ:
             self._read(unique, pid, buffer)
         elif opcode == Op.WRITE:
             self._write(unique, pid, buffer)
         elif opcode == Op.FORGET:
-            self._forget(number, protocol.FORGET_IN.unpack_from(buffer, _HEADER)[0])
+            self._forget(request.number, protocol.FORGET_IN.unpack_from(buffer, _HEADER)[0])
         elif opcode == Op.BATCH_FORGET:
             self._forget_many(buffer)
         elif (waiting := self._handlers.waiting.get(opcode)) is not None:
-            request = KernelRequest(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
             self._spawn(waiting, request)
         elif opcode == Op.INTERRUPT:
             self._interrupt(buffer)
@@ -368,9 +367,6 @@ class FastPath:
         self._deferred[release.nodeid] = release
         if len(self._deferred) > _DEFERRED:
             self._release_of(next(iter(self._deferred)))
-
-    def _release_one(self) -> None:
-        self._release_of(next(iter(self._deferred)))
 
     def _release_of(self, nodeid: int) -> None:
         """Serves a deferred RELEASE, so that the next request finds the file closed, as its caller
@@ -456,11 +452,11 @@ class FastPath:
                         waiting.scope.cancel()
 
     def _reply(self, unique: int, body: bytes) -> None:
-        message = OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, unique) + body
+        message = _pack_header(_OUT_SIZE + len(body), 0, unique) + body
         try:
             os.write(self._device, message)
         except OSError as e:
-            if e.errno not in (errno.ENOENT, errno.ENODEV):
+            if e.errno not in _GONE:
                 raise
 
     def _reply_error(self, unique: int, error: Exception) -> None:
@@ -496,7 +492,7 @@ class FastPath:
             offset = self._operations.ranges.end(file, offset)
         if how & protocol.WRITE_KILL_SUIDGID:
             stripping = detach.begin(
-                self._operations.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
+                self._operations.attributes.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
             )
             if isinstance(stripping, detach.Unfinished):
                 start = _HEADER + protocol.WRITE_IN.size
@@ -547,7 +543,7 @@ class FastPath:
 
     def _relay(self, opcode: int, unique: int, n: int) -> None:
         if opcode == Op.INIT:
-            self._init_unique = unique
+            self._init_unique, self.init = unique, self._buffer[:n].tobytes()
             _, self.kernel_minor, _, _, flags2 = protocol.INIT_IN.unpack_from(
                 self._buffer[_HEADER : _HEADER + protocol.INIT_IN.size]
                 .tobytes()
@@ -584,7 +580,8 @@ class FastPath:
             if unique == self._init_unique and not error and not self.initialised.is_set():
                 self._reply(unique, self._init_reply())
                 self.initialised.set()
-            else:
+            elif unique != self._init_unique or not self.initialised.is_set():
+                # Else an earlier daemon answered it.
                 relay_payload.reply(self._device, [view[:n]])
 
     def _init_reply(self) -> bytes:

@@ -100,14 +100,24 @@ class KernelRequest:
 class Handlers:
     """The opcode tables of one mount."""
 
-    def __init__(self, operations: Operations, backing: Registrar, root: int = ROOT_INODE) -> None:
-        """`root`: the inode that the kernel knows as the root."""
+    keeps_new = False
+    """Whether a new file is acknowledged before its first close, and stays after a kill."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        backing: Registrar,
+        root: int = ROOT_INODE,
+        inodes: KernelInodes | None = None,
+    ) -> None:
+        """`root`: the inode that the kernel knows as the root. `inodes`: those of its connection;
+        None: the mount's."""
         self._ops = operations
         self.root = root
         self._holders: LookupCounts = operations.holders
         self._backing = backing
         self._coherence = operations.coherence
-        self.inodes = KernelInodes(backing.holds)
+        self.inodes = operations.open_files.kernels[0] if inodes is None else inodes
         self._listings: Listings = operations.directories
         self.beside: Neighbour | None = None
         """Tells the node's other connections of changes made through this one."""
@@ -163,11 +173,11 @@ class Handlers:
 
     def _is_large(self, ino: int) -> bool:
         try:
-            return detach.finish(self._ops.is_large(ino)) is not False
+            return detach.finish(self._ops.attributes.is_large(ino)) is not False
         except KvfsError:  # the handler will say so
             return False
 
-    def _node(self, number: int) -> int:
+    def node(self, number: int) -> int:
         """Returns the inode that the kernel means by this number in a request's body."""
         if number & OTHER:
             return ino_of(number)
@@ -177,7 +187,8 @@ class Handlers:
         """Returns None if nobody replaces the content of open files."""
         return None if self._coherence is None else InodeOpener(self.inodes, r.number, r.pid)
 
-    def _entry(self, ino: int, inode: Inode) -> bytes:
+    def entry(self, ino: int, inode: Inode) -> bytes:
+        """Returns an entry, which the kernel counts as a look-up."""
         self._holders.looked_up(ino)
         return self._shown(ino, inode)
 
@@ -185,7 +196,7 @@ class Handlers:
         coherence = self._coherence
         if coherence is None:
             return protocol.entry(ino, inode)
-        body = protocol.entry_for(ino, inode, coherence.entry_s(ino), coherence.rest_s())
+        body = protocol.entry_for(ino, inode, coherence.entry_s(ino), coherence.attributes_s(ino))
         return self._numbered(ino, inode, body)
 
     def _numbered(self, ino: int, inode: Inode, body: bytes) -> bytes:
@@ -201,15 +212,16 @@ class Handlers:
         coherence = self._coherence
         if coherence is None:
             return protocol.attr_reply(ino, inode)
-        return protocol.attr_reply_for(ino, inode, coherence.rest_s())
+        return protocol.attr_reply_for(ino, inode, coherence.attributes_s(ino))
 
     def _attributes_s(self, _inode: Inode) -> float:
         """Returns for how many seconds at most the kernel may believe attributes: see
         `protocol.attr_seconds`."""
         coherence = self._coherence
-        return protocol.LONG_S if coherence is None else coherence.rest_s()
+        return protocol.LONG_S if coherence is None else coherence.rest_s(0)
 
-    def _opened(self, handle: Handle) -> bytes:
+    def opened(self, handle: Handle) -> bytes:
+        """Returns the reply that opens a handle."""
         flags, backing = self._backing.flags(handle)
         return protocol.OPEN_OUT.pack(handle.fh, flags, backing)
 
@@ -247,12 +259,12 @@ class Handlers:
             return protocol.absence(self._coherence.absence_s(r.nodeid))
         if self._coherence is not None and bytes(r.body) == b".\0":
             return self._same_entry(r, ino, inode)
-        return self._entry(ino, inode)
+        return self.entry(ino, inode)
 
     def _same_entry(self, r: KernelRequest, ino: int, inode: Inode) -> bytes:
         """Returns an entry for a file handle, which leads to the kernel's inode that it was made
         of."""
-        body = self._entry(ino, inode)
+        body = self.entry(ino, inode)
         number = int.from_bytes(body[:8], "little")
         if number == r.number or ino_of(number) != ino:  # the latter is the root of a view
             return body
@@ -265,32 +277,32 @@ class Handlers:
     async def mkdir(self, r: KernelRequest) -> bytes:
         mode, _ = protocol.MKDIR_IN.unpack_from(r.body)
         name = r.name(protocol.MKDIR_IN.size)
-        made = await self._ops.make_directory(r.nodeid, name, mode, r.caller)
+        made = await self._ops.new_inodes.make_directory(r.nodeid, name, mode, r.caller)
         self._told(r.nodeid, name)
-        return self._entry(*made)
+        return self.entry(*made)
 
     async def mknod(self, r: KernelRequest) -> bytes:
         mode, rdev, _, _ = protocol.MKNOD_IN.unpack_from(r.body)
         name = r.name(protocol.MKNOD_IN.size)
         made = await self._ops.make_node(r.nodeid, name, mode, rdev, r.caller)
         self._told(r.nodeid, name)
-        return self._entry(*made)
+        return self.entry(*made)
 
     async def symlink(self, r: KernelRequest) -> bytes:
         name, target = r.names()
-        made = await self._ops.make_symlink(r.nodeid, name, target, r.caller)
+        made = await self._ops.new_inodes.make_symlink(r.nodeid, name, target, r.caller)
         self._told(r.nodeid, name)
-        return self._entry(*made)
+        return self.entry(*made)
 
     async def readlink(self, r: KernelRequest) -> bytes:
         return await self._ops.readlink(r.nodeid)
 
     async def link(self, r: KernelRequest) -> bytes:
-        ino = self._node(protocol.LINK_IN.unpack_from(r.body)[0])
+        ino = self.node(protocol.LINK_IN.unpack_from(r.body)[0])
         name = r.name(protocol.LINK_IN.size)
         inode = await self._ops.link(ino, r.nodeid, name)
         self._told(r.nodeid, name, ino)
-        return self._entry(ino, inode)
+        return self.entry(ino, inode)
 
     async def unlink(self, r: KernelRequest) -> bytes:
         name = r.name()
@@ -317,7 +329,7 @@ class Handlers:
     async def _rename(
         self, r: KernelRequest, old: bytes, target: int, new: bytes, flags: int
     ) -> None:
-        target = self._node(target)
+        target = self.node(target)
         replaced = await self._ops.rename(r.nodeid, old, target, new, flags, r.caller)
         self._told(r.nodeid, old)
         self._told(target, new, replaced)
@@ -325,11 +337,11 @@ class Handlers:
     # ---- attributes
 
     async def getattr(self, r: KernelRequest) -> bytes:
-        inode = await self._ops.getattr(r.nodeid, self._opener(r))
+        inode = await self._ops.attributes.getattr(r.nodeid, self._opener(r))
         return self._attributes(r.nodeid, inode)
 
     async def statx(self, r: KernelRequest) -> bytes:
-        inode = await self._ops.getattr(r.nodeid, self._opener(r))
+        inode = await self._ops.attributes.getattr(r.nodeid, self._opener(r))
         return protocol.statx_reply(r.nodeid, inode, self._attributes_s(inode))
 
     async def setattr(self, r: KernelRequest) -> bytes:
@@ -339,7 +351,7 @@ class Handlers:
         wanted = Attributes(
             mode, uid, gid, size, atime * _SECOND + atime_ns, mtime * _SECOND + mtime_ns
         )
-        inode = await self._ops.setattr(r.nodeid, valid, wanted, self._opener(r))
+        inode = await self._ops.attributes.setattr(r.nodeid, valid, wanted, self._opener(r))
         self._told(0, b"", r.nodeid)
         return self._attributes(r.nodeid, inode)
 
@@ -370,26 +382,30 @@ class Handlers:
         flags, fuse_flags = protocol.OPEN_IN.unpack_from(r.body)
         handle = await self._ops.open(r.nodeid, flags, r.uid, r.pid, self._opener(r))
         if fuse_flags & protocol.OPEN_KILL_SUIDGID:
-            await self._ops.setattr(r.nodeid, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
+            await self._ops.attributes.setattr(r.nodeid, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
         if handle.writable and handle.file.writers == 1:
             # Others may believe for long what its seal said.
             self._told(0, b"", r.nodeid)
-        return self._opened(handle)
+        return self.opened(handle)
 
     async def create(self, r: KernelRequest) -> bytes:
         flags, mode, _, _ = protocol.CREATE_IN.unpack_from(r.body)
         name = r.name(protocol.CREATE_IN.size)
-        handle, ino, inode = await self._ops.create(r.nodeid, name, mode, flags, r.caller)
+        handle, ino, inode = await self._ops.create(
+            r.nodeid, name, mode, flags, r.caller, is_kept=self.keeps_new
+        )
         if self._coherence is not None and not handle.creating:
             number = self.inodes.number(ino)
             handle.replaced |= self.inodes.opens(r.pid, number, handle.file)
         self._told(r.nodeid, name)
-        return self._entry(ino, inode) + self._opened(handle)
+        return self.entry(ino, inode) + self.opened(handle)
 
     async def tmpfile(self, r: KernelRequest) -> bytes:
         flags, mode, _, _ = protocol.CREATE_IN.unpack_from(r.body)
-        handle, ino, inode = await self._ops.tmpfile(r.nodeid, mode, flags, r.caller)
-        return self._entry(ino, inode) + self._opened(handle)
+        handle, ino, inode = await self._ops.new_inodes.make_nameless(
+            r.nodeid, mode, flags, r.caller
+        )
+        return self.entry(ino, inode) + self.opened(handle)
 
     async def flush(self, r: KernelRequest) -> bytes:
         fh, _, _, owner = protocol.FLUSH_IN.unpack_from(r.body)
@@ -458,6 +474,20 @@ class Handlers:
         kept = Fopen.CACHE_DIR | Fopen.KEEP_CACHE if self._coherence is None else 0
         return protocol.OPEN_OUT.pack(fh, kept, 0)
 
+    def relist(self) -> None:
+        """Has the kernel ask anew for each directory that an earlier daemon has listed."""
+        relisted: set[int] = set()
+
+        async def opendir(r: KernelRequest) -> bytes:
+            reply = await self.opendir(r)
+            if r.nodeid in relisted:
+                return reply
+            relisted.add(r.nodeid)
+            fh, kept, backing = protocol.OPEN_OUT.unpack(reply)
+            return protocol.OPEN_OUT.pack(fh, kept & ~Fopen.KEEP_CACHE, backing)
+
+        self.inline[Op.OPENDIR] = opendir
+
     async def releasedir(self, r: KernelRequest) -> bytes:
         self._ops.directories.close(protocol.RELEASE_IN.unpack_from(r.body)[0])
         return b""
@@ -471,7 +501,7 @@ class Handlers:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
         out = bytearray()
         at, limit = self._listed(r, fh), size // _LEAST_DIRENT
-        for following, name, ino, inode in await self._listings.read(at, offset, limit):
+        for following, name, ino, inode, _ in await self._listings.read(at, offset, limit):
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + len(one) > size:
                 break
@@ -484,18 +514,19 @@ class Handlers:
         listed = self._listed(r, fh)
         if not offset:
             return await self._first_entries(listed, size)
-        live, looked_up = self._ops.live, self._holders.looked_up
+        live, looked_up = self._ops.attributes.live, self._holders.looked_up
         limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
         page = await self._listings.read(listed, offset, limit)
-        page = await self._ops.introductions.page(page)
+        page = await self._ops.introduced(r.nodeid, page)
         for at, entry in enumerate(page):
-            following, name, ino, inode = entry
+            following, name, ino, inode, _ = entry
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + protocol.ENTRY_BYTES + len(one) > size:
                 self._ops.introductions.unsaid(page[at:])
                 break
             # The kernel takes no lookup count for the dots.
-            if name in (b".", b"..") or self._ops.introductions.is_strange(entry):
+            is_strange = entry.is_elsewhere or self._ops.introductions.is_strange(entry)
+            if name in (b".", b"..") or is_strange:
                 out += protocol.BARE_ENTRY
             else:
                 looked_up(ino)
@@ -508,15 +539,15 @@ class Handlers:
         not know yet whether anybody wants more of them."""
         out = bytearray()
         limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
-        for following, name, ino, inode in await self._listings.read(listed, 0, limit):
+        for following, name, ino, inode, _ in await self._listings.read(listed, 0, limit):
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + protocol.ENTRY_BYTES + len(one) > size:
                 break
             out += protocol.BARE_ENTRY + one
         return bytes(out)
 
-    async def fsyncdir(self, _r: KernelRequest) -> bytes:
-        await self._ops.sync_directory()
+    async def fsyncdir(self, r: KernelRequest) -> bytes:
+        await self._ops.sync_directory(r.nodeid)
         return b""
 
 

@@ -81,7 +81,7 @@ class LibfuseOperations(pyfuse3.Operations):
         found = attributes(ino, inode)
         if (coherence := self._ops.coherence) is not None:
             found.entry_timeout = coherence.entry_s(ino)
-            found.attr_timeout = min(found.attr_timeout, coherence.rest_s())
+            found.attr_timeout = min(found.attr_timeout, coherence.attributes_s(ino))
         return found
 
     @_translated
@@ -94,7 +94,7 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> Any:
-        return self._attributes(inode, await self._ops.getattr(inode))
+        return self._attributes(inode, await self._ops.attributes.getattr(inode))
 
     @_translated
     async def setattr(
@@ -121,7 +121,7 @@ class LibfuseOperations(pyfuse3.Operations):
         values = Attributes(
             attr.st_mode, attr.st_uid, attr.st_gid, attr.st_size, attr.st_atime_ns, attr.st_mtime_ns
         )
-        return self._attributes(inode, await self._ops.setattr(inode, valid, values))
+        return self._attributes(inode, await self._ops.attributes.setattr(inode, valid, values))
 
     @_translated
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> Any:
@@ -138,13 +138,15 @@ class LibfuseOperations(pyfuse3.Operations):
     async def mkdir(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> Any:
-        return self._entry(*await self._ops.make_directory(parent_inode, name, mode, _caller(ctx)))
+        return self._entry(
+            *await self._ops.new_inodes.make_directory(parent_inode, name, mode, _caller(ctx))
+        )
 
     @_translated
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> Any:
-        made = await self._ops.make_symlink(parent_inode, name, target, _caller(ctx))
+        made = await self._ops.new_inodes.make_symlink(parent_inode, name, target, _caller(ctx))
         return self._entry(*made)
 
     @_translated
@@ -180,7 +182,7 @@ class LibfuseOperations(pyfuse3.Operations):
         handle = await self._ops.open(inode, flags, ctx.uid, ctx.pid)
         if flags & os.O_TRUNC and ctx.uid != 0:
             # the kernel leaves it to the server, and libfuse does not pass on that it does
-            await self._ops.setattr(inode, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
+            await self._ops.attributes.setattr(inode, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
         return pyfuse3.FileInfo(fh=FileHandleT(handle.fh), keep_cache=not handle.replaced)
 
     @_translated
@@ -225,13 +227,14 @@ class LibfuseOperations(pyfuse3.Operations):
     @_translated
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         while True:
-            page = await self._ops.read_directory(fh, start_id, _PAGE)
+            page = await self._ops.directories.read(fh, start_id, _PAGE)
+            page = await self._ops.introduced(self._ops.directories.directory(fh), page)
             for at, entry in enumerate(page):
-                following, name, ino, inode = entry
+                following, name, ino, inode, is_elsewhere = entry
                 start_id = following
-                if self._ops.introductions.is_strange(entry):
+                if is_elsewhere or self._ops.introductions.is_strange(entry):
                     continue
-                live = self._attributes(ino, self._ops.live(ino, inode))
+                live = self._attributes(ino, self._ops.attributes.live(ino, inode))
                 if not pyfuse3.readdir_reply(token, name, live, following):
                     self._ops.introductions.unsaid(page[at:])
                     return
@@ -246,7 +249,7 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        await self._ops.sync_directory()
+        await self._ops.sync_directory(ROOT_INODE)  # which is everything
 
     @_translated
     async def statfs(self, ctx: RequestContext) -> Any:

@@ -161,6 +161,30 @@ def cache_drop() -> AcceleratedPath:
     )
 
 
+def takeover() -> AcceleratedPath:
+    """Tells whether another daemon can go on with a mount: the kernel sends again what was not
+    answered, forgets the names that others may have changed meanwhile, and lets the holder end the
+    mount of a daemon that it cannot let go of."""
+    version = kernel_version()
+    known = f"Linux {version[0]}.{version[1]}"
+    if version[:2] < _EPOCHS_SINCE:
+        return AcceleratedPath(
+            name="takeover",
+            available=False,
+            reason=f"a mount ends with its daemon: {known} cannot have another go on with it",
+            remedy="boot Linux 6.16 or newer",
+        )
+    available = dev.reaches_connections()
+    return AcceleratedPath(
+        name="takeover",
+        available=available,
+        reason=f"{known} lets another daemon go on with a mount (the setting takeover_s)"
+        if available
+        else "a mount ends with its daemon: the kernel's list of connections cannot be reached",
+        remedy="" if available else "root, or mount -t fusectl fusectl /sys/fs/fuse/connections",
+    )
+
+
 def watchdog() -> AcceleratedPath:
     """Tells whether a mount's watchdog can end it when the node was killed."""
     way = dev.can_abort()

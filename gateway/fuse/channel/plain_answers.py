@@ -14,8 +14,8 @@ Invariants
 import errno
 import os
 import stat
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from gateway.fuse.channel.handlers import Registrar
 from gateway.fuse.codec import protocol
@@ -26,12 +26,18 @@ from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import unpack_inode
 from kvfs.tree.namespaces import MAX_NAME
 
-Answer = Callable[[int, memoryview, int, int], bytes | int | None]
-"""A function of inode, body and user that returns a reply's body or an errno; None: the general way
-answers."""
-_DOTS: Final = (b".", b"..")
+Answer = Callable[[int, memoryview, int, int], bytes | int | Coroutine[Any, Any, bytes] | None]
+"""A function of inode, body and user that returns a reply's body or an errno; a coroutine that does
+the rest and returns a body; None: the general way answers."""
+DOTS: Final = (b".", b"..")
 _NEEDS_MORE: Final = os.O_ACCMODE | os.O_TRUNC
-_CAPABILITY: Final = b"security.capability"
+CAPABILITY: Final = b"security.capability"
+"""The attribute that the kernel asks for before a write."""
+
+
+def is_plain_name(name: bytes) -> bool:
+    """Returns whether a name stands in the engine as it is looked up, if it is there."""
+    return len(name) <= MAX_NAME and b"%" not in name and name not in DOTS
 
 
 class PlainAnswers:
@@ -41,8 +47,8 @@ class PlainAnswers:
         self, operations: Operations, engine: EmbeddedEngine, registrar: Registrar
     ) -> None:
         self._first = engine.first_now
-        self._live = operations.live
-        self._present = operations.present
+        self._live = operations.attributes.live
+        self._present = operations.attributes.present
         self._looked_up = operations.holders.looked_up
         self._missed = operations.misses.missed
         self._known = operations.known
@@ -60,7 +66,7 @@ class PlainAnswers:
 
     def lookup(self, parent: int, body: memoryview, _uid: int, _gid: int) -> bytes | None:
         name = bytes(body[:-1])
-        if len(name) > MAX_NAME or b"%" in name or name in _DOTS:
+        if len(name) > MAX_NAME or b"%" in name or name in DOTS:  # `is_plain_name`, without a call
             return None
         entry = keys.ENTRY + keys.pack_u64(parent) + name
         packed = self._first(entry, entry + b"/")
@@ -109,7 +115,7 @@ class PlainAnswers:
     def getxattr(self, ino: int, body: memoryview, _uid: int, _gid: int) -> int | None:
         """Answers the kernel's question before a write for a file without capabilities; None for
         any other."""
-        if bytes(body[8:-1]) != _CAPABILITY:
+        if bytes(body[8:-1]) != CAPABILITY:
             return None
-        is_there = self._first(keys.XATTR + keys.pack_u64(ino) + _CAPABILITY) is not None
+        is_there = self._first(keys.XATTR + keys.pack_u64(ino) + CAPABILITY) is not None
         return None if is_there else errno.ENODATA

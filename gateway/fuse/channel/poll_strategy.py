@@ -11,14 +11,15 @@ with whatever would wake the event loop, since the loop's own epoll descriptor i
 (poll(2) of both looks at each of them again when it is woken, and takes 1 us longer.)
 """
 
-import contextlib
-import os
+import enum
 import select
 import time
 from types import TracebackType
 from typing import Final
 
 import trio
+
+from kvfs.base.event_loop import RunnableTasks, epoll_of
 
 _SPIN_NS: Final = 100_000
 _BUSY_GAP_NS: Final = 300_000
@@ -27,9 +28,17 @@ _INTERRUPTED_NS: Final = 40_000
 _CONTENDED_NS: Final = 50_000_000
 _BLOCK_NS: Final = 2_000_000
 _BLOCK_S: Final = 0.001
-_BURST: Final = 64
 _BURST_NS: Final = 2_000_000
+"""The longest time for which requests keep the loop's other tasks waiting."""
 _clock = time.perf_counter_ns
+
+
+class Rest(enum.Enum):
+    """The loop's next step."""
+
+    LOOK = "looks for a request at once"
+    YIELD = "lets its other tasks run first: they are due"
+    SLEEP = "sleeps until a request comes"
 
 
 class Attention:
@@ -42,17 +51,16 @@ class Attention:
         self._watched: select.epoll | None = None
         """The device and the event loop; None: the loop's descriptor was not found, and nothing
         blocks."""
-        self._others = _Others()
+        self._others = RunnableTasks()
         self._served_at = 0
         self._looked_at = 0
         self._spin_until = 0
         self._block_until = 0
         self._calm_after = 0
-        self._burst = 0
         self._burst_began = 0
 
     def __enter__(self) -> "Attention":
-        if (loop := _epoll_of(self._device)) is not None:
+        if (loop := epoll_of(self._device)) is not None:
             self._watched = select.epoll()
             self._watched.register(self._device, select.EPOLLIN)
             self._watched.register(loop, select.EPOLLIN)
@@ -69,64 +77,33 @@ class Attention:
         if self._watched is not None:
             self._watched.close()
 
-    def served(self) -> bool:
-        """Notes that a request was answered. Returns True when the loop's other tasks are due."""
+    def rest(self, answered: int, *, block: bool) -> Rest:
+        """Decides what to do after so many requests were answered since the last decision (0: none
+        was there). Waits a moment itself where `block` allows it."""
         now = _clock()
-        busy = now - self._served_at < _BUSY_GAP_NS
-        self._served_at = self._looked_at = now
-        self._spin_until = now + _SPIN_NS if busy and now > self._calm_after else 0
-        self._block_until = now + _BLOCK_NS
-        self._burst += 1
-        if self._burst < _BURST and now - self._burst_began < _BURST_NS:
-            return False
-        self._burst, self._burst_began = 0, now
-        return True
-
-    def stay(self, *, block: bool) -> bool:
-        """Returns whether to look again at once, now that no request is there; False while other
-        tasks may run. `block` allows it to wait a moment first."""
-        now = _clock()
+        if answered:
+            busy = now - self._served_at < _BUSY_GAP_NS
+            self._served_at = self._looked_at = now
+            self._spin_until = now + _SPIN_NS if busy and now > self._calm_after else 0
+            self._block_until = now + _BLOCK_NS
+            if now - self._burst_began >= _BURST_NS:
+                self._burst_began = now
+                return Rest.YIELD
         if self._others.due:
-            return False
+            return Rest.SLEEP
         if now < self._spin_until:
             if now - self._looked_at > _INTERRUPTED_NS:
                 self._spin_until, self._calm_after = 0, now + _CONTENDED_NS
             self._looked_at = now
-            return True
+            return Rest.LOOK
         if not block or now >= self._block_until or self._watched is None:
-            return False
+            return Rest.SLEEP
         ready = self._watched.poll(_BLOCK_S)
         for fd, _ in ready:
             if fd == self._device:
-                return True
-        return not ready
+                return Rest.LOOK
+        return Rest.SLEEP if ready else Rest.LOOK
 
     def woken(self) -> None:
         """Notes that the loop has slept."""
-        self._burst, self._burst_began = 0, _clock()
-
-
-class _Others(trio.abc.Instrument):
-    """Counts the tasks that may run, except the running one."""
-
-    def __init__(self) -> None:
-        self.due: set[trio.lowlevel.Task] = set()
-
-    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        self.due.add(task)
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.due.discard(task)
-
-
-def _epoll_of(fd: int) -> int | None:
-    """Returns this process's epoll descriptor that `fd` was added to; None if there is none, or the
-    kernel does not tell. Trio has no public name for its own."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
-                with open(f"/proc/self/fdinfo/{name}", "rb") as info:
-                    added = (line.split()[1:2] for line in info if line.startswith(b"tfd:"))
-                    if [b"%d" % fd] in added:
-                        return int(name)
-    return None
+        self._burst_began = _clock()

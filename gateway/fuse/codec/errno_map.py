@@ -7,6 +7,7 @@ from kvfs.base import errors
 
 ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.NotFound: errno.ENOENT,
+    errors.DirectoryGone: errno.ESTALE,
     errors.OtherVersion: errno.ENOENT,
     errors.Unreached: errno.ENOENT,
     errors.Exists: errno.EEXIST,
@@ -23,6 +24,8 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.Conflict: errno.EAGAIN,
     errors.Corrupt: errno.EIO,
     errors.Unavailable: errno.EIO,
+    errors.EngineAway: errno.EROFS,
+    errors.Paused: errno.EBUSY,
     errors.Stale: errno.ESTALE,
     errors.NotSupported: errno.EOPNOTSUPP,
     errors.NoAttribute: errno.ENODATA,

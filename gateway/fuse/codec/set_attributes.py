@@ -42,9 +42,10 @@ def changes_of(valid: int, wanted: Attributes, now: int) -> inodes.AttributeChan
 def completed(inode: Inode, st: os.stat_result) -> Inode:
     """Completes the record of a file that is not sealed with the state of its data file. Changes
     `inode`."""
+    if (inode.size, inode.mtime_ns) != (st.st_size, st.st_mtime_ns):  # else the sealer changed it
+        inode.ctime_ns = max(inode.ctime_ns, st.st_ctime_ns)
     inode.size = st.st_size
     inode.blocks = st.st_blocks
     inode.atime_ns = st.st_atime_ns
     inode.mtime_ns = st.st_mtime_ns
-    inode.ctime_ns = max(inode.ctime_ns, st.st_ctime_ns)
     return inode

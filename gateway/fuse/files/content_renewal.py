@@ -7,37 +7,46 @@ given another inode (`kernel_inodes`): for files opened by their descriptor, and
 
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import trio
 
 from gateway.fuse.files.open_file import OpenFile, copy_over, signature_of
 from kvfs.base.errors import Busy, Conflict, KvfsError
 from kvfs.transfer.transfer import Transfer
-from kvfs.transfer.transfers import Transfers
 from kvfs.tree import tree
+from kvfs.vfs.open import DataFetcher
 from kvfs.vfs.volume import Volume
 
 
-async def _nothing(_: int) -> None:
-    """Stands in where no kernel needs to be told."""
+class KernelMemory(Protocol):
+    """The memory that the kernels of one mount and its views have of files."""
+
+    def attributes(self, ino: int) -> None:
+        """Makes them ask again for attributes that they were to believe for long."""
+
+    def content_soon(self, ino: int) -> None:
+        """Makes the mount's forget, soon, a file's content and attributes."""
+
+    async def content(self, ino: int) -> None:
+        """Returns when they have forgotten a file's content and attributes. Raises Unavailable."""
 
 
 class Renewing:
     """Renews the open files of one mount."""
 
-    def __init__(self, volume: Volume, transfers: Transfers) -> None:
+    def __init__(self, volume: Volume, node: DataFetcher, memory: KernelMemory) -> None:
         self._volume = volume
-        self._transfers = transfers
-        self.forget_content: Callable[[int], Awaitable[None]] = _nothing
-        """Makes the kernel forget what it knows of an open file's content. Raises Unavailable."""
+        self._node = node
+        self._memory = memory
 
     async def renew(self, file: OpenFile) -> None:
         """Returns when the file has the newest content. Raises Busy if that content is replaced
-        while it is on its way, Conflict, and what `Transfers.bring` raises."""
+        while it is on its way, Conflict, and what `NodePort.bring` raises."""
         if file.incoming is not None:
             await self._finished(file.incoming)
-        await self._transfers.bring(file.ino)
+        while await self._node.bring(file.ino) == "coming":
+            pass
         await self._take_over(file)
         await self.forgotten(file)
 
@@ -45,7 +54,7 @@ class Renewing:
         """Returns when the kernel uses the content that is there now: otherwise a program that
         opens the file would read it only up to the end of the old content."""
         if file.is_remembered:
-            await self.forget_content(file.ino)
+            await self._memory.content(file.ino)
             file.is_remembered = False
 
     async def _finished(self, incoming: Transfer) -> None:

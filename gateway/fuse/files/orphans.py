@@ -4,11 +4,12 @@ A file goes with its last name, or later with its last holder: the kernel, by lo
 not given back, or an open file.
 """
 
-from gateway.fuse.files.open_files import OpenFiles
+from collections.abc import Callable
+
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import Inode
-from kvfs.tree import tree
+from kvfs.meta.records import Inode, namespace_of
+from kvfs.tree import namespaces, tree
 from kvfs.tree.tree import Removed
 from kvfs.vfs.volume import Volume
 
@@ -16,9 +17,10 @@ from kvfs.vfs.volume import Volume
 class Orphans:
     """The orphans of one mount."""
 
-    def __init__(self, volume: Volume, open_files: OpenFiles) -> None:
+    def __init__(self, volume: Volume, let_go: Callable[[int], object]) -> None:
+        """`let_go` notes that no name leads to a file any more (`OpenTable.let_go`)."""
         self._volume = volume
-        self._open_files = open_files
+        self._let_go = let_go
         self.held: dict[int, int] = {}
         """The data version of each inode that has no name. Other modules only read it."""
 
@@ -27,7 +29,7 @@ class Orphans:
         lets go."""
         if removed is None or removed.dropped or removed.inode.nlink:
             return
-        self._open_files.let_go(removed.ino)
+        self._let_go(removed.ino)
         if self._volume.holders.keep(removed.ino):
             self.held[removed.ino] = removed.inode.version
         else:
@@ -36,6 +38,11 @@ class Orphans:
     def made(self, ino: int) -> None:
         """Notes that a file was made without a name."""
         self.held[ino] = 0
+
+    def lost_place(self, ino: int, version: int) -> None:
+        """Notes that an open file has no name any more, as turned out when it was closed."""
+        self._let_go(ino)
+        self.held[ino] = version
 
     def named(self, ino: int) -> None:
         """Notes that a file has a name (again) and goes with that."""
@@ -61,7 +68,11 @@ class Orphans:
 
         def find(t: Transaction) -> tuple[Inode | None, bool]:
             # Of what this node has no data of, other nodes have them, and drop it.
-            is_ours = not t.node or t.get(keys.placement(ino, t.node)) is not None
+            is_ours = (
+                not t.node
+                or t.get(keys.placement(ino, t.node)) is not None
+                or namespaces.is_peer(t, namespace_of(ino))  # nobody else has this record
+            )
             return tree.read_inodes(t, [ino])[0], is_ours
 
         inode, is_ours = await self._volume.engine.read(find)

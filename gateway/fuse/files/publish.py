@@ -19,8 +19,7 @@ from kvfs.base.errors import Stale
 from kvfs.datastore import file_sync
 from kvfs.datastore.kernel import writeback
 from kvfs.meta import keys
-from kvfs.meta.engine import Transaction
-from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.engine import NearEngine, Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.transfer.transfers import Transfers
 from kvfs.tree import inodes, lifecycle, tree
@@ -55,14 +54,25 @@ class _Recorded(Exception):
 class Publishing:
     """Publishes the open files of one mount."""
 
-    def __init__(self, volume: Volume, transfers: Transfers, boot: int) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        transfers: Transfers,
+        near: NearEngine,
+        boot: int,
+        is_strict: Callable[[int], bool],
+        unplaced: Callable[[int, int], None],
+    ) -> None:
+        """`near`: what commits at once. `is_strict`: whether other nodes see each change of a file
+        at once; then nobody goes past it. `unplaced` is told the inode and the data version of an
+        open file that has no place any more."""
         self._volume = volume
         self._transfers = transfers
+        self._near = near
         self._boot = boot
         self._syncs = trio.CapacityLimiter(_SYNCS)
-        self.is_strict: Callable[[int], bool] = lambda _ino: False
-        """Returns whether other nodes see each change of a file at once: then nobody goes past
-        it."""
+        self._is_strict = is_strict
+        self._unplaced = unplaced
 
     async def begin_writing(self, file: OpenFile) -> None:
         """Records that the data file may change from here on, before its first byte does."""
@@ -120,7 +130,7 @@ class Publishing:
                 # Its names changed, and with them its ctime.
                 signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
             file.lapses = lapses
-            _note_published(file, signature)
+            self._note_published(file, signature, st)
         except BaseException:
             file.in_doubt = True
             raise
@@ -133,10 +143,14 @@ class Publishing:
         self._volume.published(file.ino, file.version, st.st_blocks)
         await self._volume.acknowledge([file.ino])
 
-    def publish_now(self, file: OpenFile, engine: EmbeddedEngine) -> bool:
-        """Like `publish`, on a lone node with this engine. Returns False, and does nothing, for a
-        file that somebody may have mapped, or is publishing. Raises what `publish` raises."""
+    def publish_now(self, file: OpenFile) -> bool:
+        """Like `publish`, where that waits for nothing. Returns False, and does nothing, for a file
+        that somebody may have mapped, or is publishing; in a cluster for any but a new one of which
+        others may hear later. Raises what `publish` raises."""
         if file.armed or file.publishing is not None or file.refused:
+            return False
+        volume = self._volume
+        if volume.lapses is not None and not self._is_private(file):
             return False
         st = os.fstat(file.fd)
         signature = signature_of(st)
@@ -145,48 +159,66 @@ class Publishing:
             return True
         if file.is_mappable:
             return False
-
-        def record(t: Transaction) -> None:
-            lifecycle.publish(
-                t,
-                file.ino,
-                size=st.st_size,
-                blocks=st.st_blocks,
-                mtime_ns=st.st_mtime_ns,
-                ctime_ns=st.st_ctime_ns,
-                boot=self._boot,
-            )
-
         try:
-            engine.transact_now(record)
+            record = self._recording(file, st, self._boot, yields=file.is_appended)
+            done = self._near.try_now(record, private=file.ino, behind=True)
+            if not done.is_done:
+                return False
+            place: NameState = done.result
+            if place is not NameState.OWN:
+                self._check_place(file, place)
         except BaseException:
             file.in_doubt = True
             raise
-        _note_published(file, signature)
-        self._volume.published(file.ino, file.version, st.st_blocks)
+        self._note_published(file, signature, st)
+        if place is not NameState.TAKEN:
+            volume.published(file.ino, file.version, st.st_blocks)
         return True
 
-    def _recording(self, file: OpenFile, st: os.stat_result, boot: int) -> _Record:
+    def _is_private(self, file: OpenFile) -> bool:
+        """Returns whether a file was made here and others may hear of its first close later."""
+        return file.is_new and not self._is_late(file) and self._volume.may_lag(file.ino)
+
+    def _note_published(
+        self, file: OpenFile, signature: tuple[int, int, int], st: os.stat_result
+    ) -> None:
+        """The data file, as it was then, is recorded."""
+        file.is_new = file.replaces = file.in_doubt = False
+        file.published, file.base = signature, file.version
+        now = os.fstat(file.fd)
+        rewritten = (now.st_size, now.st_mtime_ns) != signature[:2]
+        file.rewritten = file.overwriters > 0 or rewritten
+        # Its access time too: each new file's would be written once more, by a commit of its own.
+        file.atime_ns = st.st_atime_ns
+        self._volume.atimes.pop(file.ino, None)
+
+    def _recording(
+        self, file: OpenFile, st: os.stat_result, boot: int, *, yields: bool | None = None
+    ) -> _Record:
         """Returns the function that records this state of a file and tells what has become of its
-        name."""
+        name. `yields`: whether a new file gives way to another that has its name; None: as
+        `_follows` says when it is recorded."""
 
         def record(t: Transaction, version: int | None = None) -> NameState:
             is_first = bool(t.node) and file.is_new
             if is_first and file.in_doubt and _is_published(t, file.ino):
                 raise _Recorded
-            lifecycle.publish(
+            published = lifecycle.publish(
                 t,
                 file.ino,
                 size=st.st_size,
                 blocks=st.st_blocks,
                 mtime_ns=st.st_mtime_ns,
                 ctime_ns=st.st_ctime_ns,
+                atime_ns=st.st_atime_ns,
                 boot=boot,
                 version=version,
             )
             if not is_first:
                 return NameState.OWN
-            return settle(t, file.ino, time.time_ns(), yields=self._follows(file))
+            gives_way = self._follows(file) if yields is None else yields
+            now = time.time_ns()
+            return settle(t, file.ino, now, yields=gives_way, record=published)
 
         return record
 
@@ -203,11 +235,17 @@ class Publishing:
         except _Recorded:
             file.is_new = False
             return None
+        self._check_place(file, place)
+        return place
+
+    def _check_place(self, file: OpenFile, place: NameState) -> None:
+        """Raises Stale if a file that was just recorded has no place any more, unless it is empty,
+        and another file has its name."""
         if place is not NameState.OWN:
+            self._unplaced(file.ino, file.version)
             refusal = self._refusal(file, _UNPLACED)
             if place is not NameState.TAKEN or os.fstat(file.fd).st_size:
                 raise refusal
-        return place
 
     async def _fix(self, file: OpenFile) -> None:
         """Makes every later store through a mapping change the signature. Only the data file itself
@@ -245,7 +283,7 @@ class Publishing:
         since others went on from what they had."""
         if file.is_appended or self._is_late(file):
             return True
-        return not file.replaces and self.is_strict(file.ino)
+        return not file.replaces and self._is_strict(file.ino)
 
     def _is_late(self, file: OpenFile) -> bool:
         """Returns whether others may have gone on without these writes: they may have taken this
@@ -322,14 +360,7 @@ class Publishing:
                 os.close(fd)
         if file.writable:
             await self.publish(file, synced=True)
-        await self._volume.engine.sync()
-
-
-def _note_published(file: OpenFile, signature: tuple[int, int, int]) -> None:
-    """The data file, as it was then, is recorded."""
-    file.is_new = file.replaces = file.in_doubt = False
-    file.published, file.base = signature, file.version
-    file.rewritten = file.overwriters > 0 or signature_of(os.fstat(file.fd))[:2] != signature[:2]
+        await self._volume.sync(file.ino)
 
 
 def unsealed_here(t: Transaction, ino: int) -> Inode | None:

@@ -10,13 +10,14 @@ import os
 from pathlib import Path
 from typing import Final
 
-from gateway.fuse.codec.caller import Caller, now_ns
+from gateway.fuse.codec.caller import Caller
 from kvfs.base import detach
+from kvfs.base.clock import file_time_ns
 from kvfs.base.errors import NotSupported
 from kvfs.client.mount.mount_store import STORE_XATTR
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import namespace_of
-from kvfs.node.tasks.evictor import Evictor
+from kvfs.node.tasks.eviction.evictor import Evictor
 from kvfs.objects import attribute_guard
 from kvfs.tree import inodes
 
@@ -50,7 +51,7 @@ class Xattrs:
         if self._evictor.pressed(namespace_id):
             await detach.aside()
             await self._evictor.make_room(namespace_id)
-        now = now_ns()
+        now = file_time_ns()
 
         def fn(t: Transaction) -> None:
             attribute_guard.check_set(t, ino, name, value, now)
@@ -68,7 +69,7 @@ class Xattrs:
     async def removexattr(self, ino: int, name: bytes) -> None:
         """Raises NoAttribute, NotSupported, NotPermitted."""
         _check_xattr(name)
-        now = now_ns()
+        now = file_time_ns()
 
         def fn(t: Transaction) -> None:
             attribute_guard.check_remove(t, ino, name, now)

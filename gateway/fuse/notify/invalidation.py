@@ -35,18 +35,25 @@ log = logging.getLogger(__name__)
 class KernelNotifier:
     """Tells the kernel of one mount to forget, by threads that write to its device.
 
-    `drops`: the kernel can forget all names at once.
+    `drops`: the kernel can forget all names at once. `numbers` returns the numbers of the kernel's
+    inodes of a file, the present one first.
     """
 
-    def __init__(self, device: int, *, drops: bool) -> None:
-        self._device = device
+    def __init__(
+        self,
+        device: int,
+        *,
+        drops: bool,
+        numbers: Callable[[int], Sequence[int]] = lambda ino: (ino,),
+    ) -> None:
+        self.device = device
+        """Its descriptor."""
         self._drops = drops
         self._notifier = Notifier(device)
         self._held: Notifier | None = None
         """A notifier that the kernel holds in a lock, or once held."""
         self._token = trio.lowlevel.current_trio_token()
-        self.numbers: Callable[[int], Sequence[int]] = lambda ino: (ino,)
-        """Returns the numbers of the kernel's inodes of a file, the present one first."""
+        self._numbers = numbers
         self._closed = False
         """Whether it is closed: from then on there is nothing to forget, and the device's number
         may be another's."""
@@ -58,7 +65,7 @@ class KernelNotifier:
     def _say_now(self, message: bytes) -> None:
         if not self._closed:
             with contextlib.suppress(OSError):  # it does not know the inode, or the mount has gone
-                os.write(self._device, message)
+                os.write(self.device, message)
 
     def entry(self, parent: int, name: bytes) -> None:
         """Makes the kernel forget the name, and its absence too. Raises Unavailable."""
@@ -70,24 +77,28 @@ class KernelNotifier:
         if self._is_held():
             self._say(kernel_notify.EVERY_NAME)
         else:
-            self._say(kernel_notify.removed(parent, name, self.numbers(ino)[0]))
+            self._say(kernel_notify.removed(parent, name, self._numbers(ino)[0]))
 
     def inode(self, ino: int, *, pages: bool) -> None:
         """Makes the kernel forget the attributes; with `pages` a directory's listing too. Raises
         Unavailable."""
-        for number in self.numbers(ino):
+        for number in self._numbers(ino):
             self._say(kernel_notify.inode(number, pages=pages))
 
     def attributes(self, ino: int) -> None:
         """Makes the kernel forget the attributes of an inode that is in use before it returns: that
         waits for no lock."""
-        for number in self.numbers(ino):
+        for number in self._numbers(ino):
             self._say_now(kernel_notify.inode(number, pages=False))
 
     def listing(self, ino: int) -> None:
         """Does the same for the parts of a directory's listing that the kernel keeps, where it
         keeps no whole one: that waits for no lock either."""
         self._say_now(kernel_notify.inode(ino, pages=True))
+
+    def content_soon(self, ino: int) -> None:
+        """Makes the kernel forget a file's content and attributes. Raises Unavailable."""
+        self.inode(ino, pages=True)
 
     async def content(self, ino: int) -> None:
         """Returns when the kernel has forgotten a file's content and attributes. Raises Unavailable
@@ -150,7 +161,7 @@ class KernelNotifier:
         # Whoever holds the lock may list the directory, and link what the listing said before.
         queued = self._held.abandon(kernel_notify.EVERY_NAME)
         left = [each for each in queued if not kernel_notify.is_of_entry(each[0])]
-        self._notifier = Notifier(self._device, [(kernel_notify.EVERY_NAME, None), *left])
+        self._notifier = Notifier(self.device, [(kernel_notify.EVERY_NAME, None), *left])
 
     async def _taken(self, deadline_s: float) -> bool:
         if self._closed:

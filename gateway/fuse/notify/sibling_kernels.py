@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from gateway.fuse.notify.invalidation import KernelNotifier
 from kvfs.base.errors import Unavailable
 from kvfs.base.retry import Persistence
 from kvfs.tree.changes import Change
@@ -129,3 +130,19 @@ class Neighbours:
         """Makes every kernel ask again for the attributes of an inode."""
         for each in self._all:
             each.forget_attributes(ino)
+
+
+class MountMemory:
+    """The memory of the mount's kernel and those of its views (`KernelMemory`): the
+    mount's alone has pages, all have attributes."""
+
+    def __init__(self, notifier: KernelNotifier, neighbours: Neighbours) -> None:
+        """`notifier`: the mount's."""
+        self.attributes: Final = neighbours.forget_attributes
+        self.content_soon: Final = notifier.content_soon
+        self._notifier = notifier
+
+    async def content(self, ino: int) -> None:
+        """Returns when they have forgotten a file's content and attributes. Raises Unavailable."""
+        self.attributes(ino)
+        await self._notifier.content(ino)

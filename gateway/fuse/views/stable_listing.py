@@ -12,18 +12,20 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from functools import partial
-from typing import Final
+from math import inf
+from typing import Final, NamedTuple
 
 import trio
 import xxhash
 
-from gateway.fuse.names.directory_streams import ListingEntry, dots
+from gateway.fuse.names.directory_streams import ListingEntry, dots, entry_elsewhere, others_of
 from kvfs.base import detach
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode, unpack_inode
 from kvfs.node import Node
 from kvfs.tree import published_view, tree
+from kvfs.vfs.names.all_names import AllNames, PageWanted
 
 _DOTS: Final = 2
 _LEAST: Final = _DOTS + 1
@@ -31,6 +33,10 @@ _BITS: Final = 62
 """NFS and the kernel count offsets with a sign."""
 _BATCH: Final = 2_000
 """Names that are read in one turn of the event loop, some 2 ms."""
+_OTHERS_S: Final = 2.0
+_OTHERS_TIMES: Final = 10
+"""A listing with names of other nodes is believed for so long, or so many times as long as it took:
+a client that reads a large one by many requests has it gathered only some times."""
 _KEPT_NAMES: Final = 500_000
 """Names of unchanged directories that are kept sorted, some 100 bytes each."""
 
@@ -40,24 +46,37 @@ def offset_of(name: bytes) -> int:
     return max(_LEAST, xxhash.xxh3_64_intdigest(name) >> (64 - _BITS))
 
 
+class _Found(NamedTuple):
+    """A name, and where a listing goes on after it."""
+
+    offset: int
+    name: bytes
+    ino: int
+    mode: int
+    """That of a name that only other nodes have; else 0."""
+
+
 class Listing:
     """The sorted names of one directory in one of its states."""
 
-    __slots__ = ("inos", "names", "offsets", "state")
+    __slots__ = ("inos", "modes", "names", "offsets", "state", "until")
 
-    def __init__(self, state: tuple[int, int], found: list[tuple[int, bytes, int]]) -> None:
+    def __init__(self, state: tuple[int, int], found: list[_Found], until: float) -> None:
         found.sort()
         self.state = state
-        self.offsets = array("Q", [offset for offset, _, _ in found])
-        self.names = [name for _, name, _ in found]
-        self.inos = array("Q", [ino for _, _, ino in found])
+        self.until = until
+        """The time from which on it is too old (of trio's clock)."""
+        self.offsets = array("Q", [each.offset for each in found])
+        self.names = [each.name for each in found]
+        self.inos = array("Q", [each.ino for each in found])
+        self.modes = array("L", [each.mode for each in found])
 
-    def after(self, offset: int, limit: int) -> list[tuple[int, bytes, int]]:
-        """Returns at most `limit` (offset, name, inode) that follow."""
+    def after(self, offset: int, limit: int) -> list[_Found]:
+        """Returns at most `limit` that follow."""
         start = bisect_right(self.offsets, offset)
-        end = start + limit
-        columns = self.offsets[start:end], self.names[start:end], self.inos[start:end]
-        return list(zip(*columns, strict=True))
+        part = slice(start, start + limit)
+        columns = self.offsets[part], self.names[part], self.inos[part], self.modes[part]
+        return list(map(_Found, *columns))
 
 
 class StableListings:
@@ -66,6 +85,8 @@ class StableListings:
     def __init__(self, node: Node) -> None:
         self._engine = node.engine
         self._coherence = node.coherence
+        self._port = node.port
+        self._names = node.names
         self._kept: OrderedDict[int, Listing] = OrderedDict()
         self._reading: Counter[int] = Counter()
         """How often each directory is being read now."""
@@ -99,12 +120,16 @@ class StableListings:
         meanwhile."""
         inode = await self._engine.read(lambda t: tree.read_inode(t, ino))
         kept = self._kept.get(ino)
-        if kept is not None and kept.state == _state(inode):
+        if kept is not None and kept.state == _state(inode) and trio.current_time() < kept.until:
             self._kept.move_to_end(ino)
             return kept
         self._reading[ino] += 1
         try:
-            listing = Listing(_state(inode), await self._scan(ino))
+            began = trio.current_time()
+            found, others = await self._scan(ino)
+            took = trio.current_time() - began
+            until = inf if others is None else began + max(_OTHERS_S, _OTHERS_TIMES * took)
+            listing = Listing(_state(inode), found, until)
             if ino not in self._outdated:
                 self._keep(ino, listing)
         finally:
@@ -114,17 +139,32 @@ class StableListings:
                 self._outdated.discard(ino)
         return listing
 
-    async def _scan(self, ino: int) -> list[tuple[int, bytes, int]]:
-        found: list[tuple[int, bytes, int]] = []
+    async def _scan(self, ino: int) -> tuple[list[_Found], AllNames | None]:
+        """Returns the names, and what told those of other nodes."""
+        found: list[_Found] = []
+        others = others_of(self._names, ino, _BATCH)
         last = b""
         while True:
-            some = await self._engine.read(partial(_children, ino, last))
-            found += [(offset_of(child.name), child.name, child.ino) for child in some]
+            some = await self._children(ino, last, others)
+            for child in some:
+                mode = 0 if others is None else others.mode(ino, child.key)
+                found.append(_Found(offset_of(child.name), child.name, child.ino, mode))
             if len(some) < _BATCH:
-                return found
+                return found, others
             last = some[-1].key
+            if others is not None:
+                others.forget(ino, last + b"\0")
             await detach.aside()
             await trio.lowlevel.checkpoint()
+
+    async def _children(self, ino: int, last: bytes, others: AllNames | None) -> list[tree.Child]:
+        if others is None:
+            return await self._engine.read(partial(_children, ino, last))
+        while True:
+            try:
+                return await self._engine.read(lambda t: _children(ino, last, others.over(t)))
+            except PageWanted as wanted:
+                others.add(wanted, await self._port.listed(wanted.asked, others.detail))
 
     def _keep(self, ino: int, listing: Listing) -> None:
         kept = self._kept
@@ -145,15 +185,17 @@ def _children(ino: int, last: bytes, t: Transaction) -> list[tree.Child]:
     return tree.list_children(t, ino, last, _BATCH)
 
 
-def _entries(some: list[tuple[int, bytes, int]], t: Transaction) -> list[ListingEntry]:
+def _entries(some: list[_Found], t: Transaction) -> list[ListingEntry]:
     """Returns the entries of these names that are still there. A name may stand for another inode
     since the listing: a later look-up tells."""
-    records = t.get_many([keys.inode(ino) for _, _, ino in some])
-    found = [
-        ListingEntry(offset, name, ino, unpack_inode(record))
-        for (offset, name, ino), record in zip(some, records, strict=True)
-        if record is not None
-    ]
+    records = t.get_many([keys.inode(each.ino) for each in some])
+    found: list[ListingEntry] = []
+    for each, record in zip(some, records, strict=True):
+        if record is not None:
+            inode = unpack_inode(record)
+            found.append(ListingEntry(each.offset, each.name, each.ino, inode))
+        elif each.mode:
+            found.append(entry_elsewhere(*each))
     return [
         each
         for each in found

@@ -24,10 +24,12 @@ import trio
 
 from gateway.fuse.channel import device as dev
 from gateway.fuse.channel import mode_probe, relay_payload
-from gateway.fuse.channel.dispatch import BackingRegistry, FastPath
+from gateway.fuse.channel.backing_registry import BackingRegistry
+from gateway.fuse.channel.dispatch import FastPath
 from gateway.fuse.channel.handlers import Handlers, KernelRequest
 from gateway.fuse.codec import protocol
 from gateway.fuse.codec.protocol import IN_HEADER, Fopen, Init, Op
+from gateway.fuse.files.kernel_inodes import KernelInodes
 from gateway.fuse.files.open_file import Handle, OpenFile
 from gateway.fuse.notify.invalidation import KernelNotifier, unlinked
 from gateway.fuse.notify.sibling_kernels import Neighbours
@@ -140,15 +142,18 @@ class Lookups:
 class ViewHandlers(Handlers):
     """The handlers of one namespace."""
 
+    keeps_new = True  # an NFS client writes on by the handle that it was given
+
     def __init__(
         self,
         operations: Operations,
         backing: ViewBacking,
+        inodes: KernelInodes,
         notifier: KernelNotifier,
         root: int,
         locks: ViewLocks,
     ) -> None:
-        super().__init__(operations, backing, root)
+        super().__init__(operations, backing, root, inodes)
         self._notifier = notifier
         self._locks = locks
         self.waiting.update(locks.table())
@@ -158,10 +163,10 @@ class ViewHandlers(Handlers):
         self.listings = StableListings(operations.node)
         self._listings = self.listings
 
-    def _entry(self, ino: int, inode: Inode) -> bytes:
+    def entry(self, ino: int, inode: Inode) -> bytes:
         if ino == self.root:  # the kernel holds its root without counting
             return self._shown(ino, inode)
-        return super()._entry(ino, inode)
+        return super().entry(ino, inode)
 
     def _shown(self, ino: int, inode: Inode) -> bytes:
         coherence = self._coherence
@@ -401,12 +406,13 @@ async def _serve(
     )
     backing = ViewBacking(device, views.backing, operations.open_files.replaced)
     locks = ViewLocks(views.mountpoint, operations.open_files, operations.locks)
-    notifier = KernelNotifier(device, drops=mode_probe.cache_drop().available)
-    handlers = ViewHandlers(operations, backing, notifier, root, locks)
+    inodes = KernelInodes(backing.holds)
+    drops = mode_probe.cache_drop().available
+    notifier = KernelNotifier(device, drops=drops, numbers=inodes.numbers)
+    handlers = ViewHandlers(operations, backing, inodes, notifier, root, locks)
     path = ViewPath(device, operations, backing, handlers)
-    notifier.numbers = handlers.inodes.numbers
     kernels = operations.open_files.kernels
-    kernels.append(handlers.inodes)
+    kernels.append(inodes)
     forgetting = _Forgetting(operations, notifier, handlers)
     neighbour = views.neighbours.join(
         forgetting.shows, forgetting.changed, notifier.every_name, forgetting.attributes
@@ -428,7 +434,7 @@ async def _serve(
                     task_status.started()
     finally:
         neighbour.leave()
-        kernels.remove(handlers.inodes)
+        kernels.remove(inodes)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(dev.detach, directory)
             await _release(operations, backing, locks)

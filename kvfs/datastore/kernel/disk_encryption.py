@@ -13,6 +13,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from kvfs.base.descriptors import closing
+
 FSCRYPT: Final = "fscrypt"
 DM_CRYPT: Final = "dm-crypt"
 _GET_POLICY: Final = 0xC009_6616  # FS_IOC_GET_ENCRYPTION_POLICY_EX
@@ -27,13 +29,10 @@ integrity alone."""
 def encrypted_by(directory: str, sysfs: Path = Path("/sys")) -> str:
     """Returns FSCRYPT, DM_CRYPT, or empty: not encrypted, or it cannot be told. Raises OSError if
     the directory cannot be opened."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         if _has_policy(fd):
             return FSCRYPT
         device = os.fstat(fd).st_dev
-    finally:
-        os.close(fd)
     block = sysfs / "dev" / "block" / f"{os.major(device)}:{os.minor(device)}"
     return DM_CRYPT if _is_crypt(block) else ""
 

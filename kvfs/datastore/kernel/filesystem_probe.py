@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from kvfs.base.descriptors import closing
 from kvfs.datastore.layout import translate
 from kvfs.datastore.spare_files import name_spare
 
@@ -75,7 +76,7 @@ def probe(directory: Path) -> StoreFacts:
                 ),
                 tmpfile=_attempt(
                     lambda: _name_spare(directory),
-                    "data files are made ahead of their use",
+                    "data files are made ahead of their use where a create may take long",
                     "each create waits for the filesystem's own",
                 ),
             )
@@ -86,16 +87,10 @@ def probe(directory: Path) -> StoreFacts:
 def _name_spare(directory: Path) -> None:
     """Makes a file as data files are made: without a name first, then named."""
     name = f".probe.{os.getpid()}.{os.urandom(4).hex()}"
-    at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        spare = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
+    with closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as at:
+        with closing(os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)) as spare:
             name_spare(spare, at, name)
-        finally:
-            os.close(spare)
         os.unlink(name, dir_fd=at)
-    finally:
-        os.close(at)
 
 
 def filesystem_type(path: Path) -> str:
@@ -144,19 +139,14 @@ def _attempt(step: Callable[[], object], good: str, bad: str) -> Fact:
 def _direct(fd: int) -> None:
     """Reads back with O_DIRECT into an aligned buffer: opening alone proves nothing on some
     filesystems."""
-    direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    try:
-        with mmap.mmap(-1, _SIZE) as buffer:
-            os.preadv(direct, [buffer], 0)
-    finally:
-        os.close(direct)
+    flags = os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC
+    with closing(os.open(f"/proc/self/fd/{fd}", flags)) as direct, mmap.mmap(-1, _SIZE) as buffer:
+        os.preadv(direct, [buffer], 0)
 
 
 @contextlib.contextmanager
 def _scratch(directory: Path) -> Iterator[int]:
     fd, name = tempfile.mkstemp(prefix=".probe-", dir=directory)
     os.unlink(name)
-    try:
+    with closing(fd):
         yield fd
-    finally:
-        os.close(fd)

@@ -14,9 +14,11 @@ import ctypes
 import errno
 import functools
 import logging
+import math
 import os
 import stat
 import struct
+import time
 from collections.abc import Collection
 from typing import Final
 
@@ -37,20 +39,32 @@ _syscall: Final = ctypes.CFUNCTYPE(
     ctypes.c_size_t,
     use_errno=True,
 )(("syscall", ctypes.CDLL(None)))
-_AT_ONCE: Final = os.O_NONBLOCK | os.O_NOCTTY
+AT_ONCE: Final = os.O_NONBLOCK | os.O_NOCTTY
+"""The flags of an open that never waits."""
+WAY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""The flags for a directory on the way."""
 _REDIRECTED: Final = (errno.ELOOP, errno.EXDEV)
+_UNREADABLE: Final = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
+"""The errors by which a filesystem says that its disk failed, or has lost what it needs."""
+_TELL_S: Final = 10.0
+"""Time between two lines of the log about such files."""
+_told_at = -math.inf
 log = logging.getLogger(__name__)
+
+
+class Unreadable(OSError):
+    """The disk does not give a data file. Its first line in ten seconds is logged."""
 
 
 def open_file(directory: int, name: str, flags: int, owners: Collection[int]) -> int:
     """Returns a new descriptor of the regular file `name` beneath `directory` (a descriptor).
 
-    Raises FileNotFoundError if there is none; OSError with EIO, which is logged too, if it is no
-    regular file of one of `owners`, or a symbolic link leads to it.
+    Raises FileNotFoundError if there is none; Unreadable if its disk fails; OSError with EIO, which
+    is logged too, if it is no regular file of one of `owners`, or a symbolic link leads to it.
     """
     waits = not flags & os.O_NONBLOCK
     try:
-        fd = _open(directory, name, flags | _AT_ONCE, 0)
+        fd = _open(directory, name, flags | AT_ONCE, 0)
     except FileNotFoundError:
         raise
     except BlockingIOError:
@@ -60,6 +74,8 @@ def open_file(directory: int, name: str, flags: int, owners: Collection[int]) ->
     except OSError as error:
         if error.errno in _REDIRECTED:
             raise _refused(directory, name, "is reached through a symbolic link") from None
+        if error.errno in _UNREADABLE:
+            raise _unreadable(directory, name, error) from None
         if _is_something_else(directory, name):
             raise _refused(directory, name, "is no regular file") from None
         raise
@@ -135,10 +151,10 @@ _AT_FDCWD: Final = -100
 def _open_by_component(directory: int, name: str, flags: int, mode: int) -> int:
     """Does what openat2 does."""
     *above, last = name.split("/")
-    at, way = directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    at = directory
     try:
         for each in above:
-            below = os.open(each, way, dir_fd=at)
+            below = os.open(each, WAY, dir_fd=at)
             if at != directory:
                 os.close(at)
             at = below
@@ -150,8 +166,25 @@ def _open_by_component(directory: int, name: str, flags: int, mode: int) -> int:
             os.close(at)
 
 
+def _unreadable(directory: int, name: str, error: OSError) -> Unreadable:
+    global _told_at
+    path = _path(directory, name)
+    if time.monotonic() - _told_at >= _TELL_S:
+        _told_at = time.monotonic()
+        log.error(
+            "the data file %s cannot be opened (%s): look at its disk and the kernel's log; what it"
+            " cannot give any more is to be restored",
+            *(path, error.strerror),
+        )
+    return Unreadable(error.errno, error.strerror, path)
+
+
+def _path(directory: int, name: str) -> str:
+    return f"{os.readlink(f'/proc/self/fd/{directory}')}/{name}"
+
+
 def _refused(directory: int, name: str, why: str) -> OSError:
-    path = f"{os.readlink(f'/proc/self/fd/{directory}')}/{name}"
+    path = _path(directory, name)
     log.error(
         "the data file %s %s, so it is not opened: who put it there may read or change data; look "
         "into it and remove it",

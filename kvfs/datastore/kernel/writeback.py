@@ -18,15 +18,14 @@ from typing import Final
 
 from kvfs.datastore import file_sync
 from kvfs.datastore.kernel.cachestat import cachestat
+from kvfs.datastore.kernel.filesystem_sync import sync_file_range
 
 _WAIT_BEFORE: Final = 1
 _WRITE: Final = 2
 _FEW_PAGES: Final = 4096
 """Dirty pages whose writing is begun within a millisecond."""
 _REFUSED: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-_call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
-if _call is not None:
-    _call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_call = sync_file_range
 
 
 def start_writing(fd: int, offset: int, size: int) -> None:

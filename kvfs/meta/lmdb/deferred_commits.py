@@ -35,18 +35,14 @@ _NAME: Final = "deferred"
 _SIZE: Final = 16 << 10
 _MOST: Final = 16
 """Most commits that are put off at a time: each reader of them looks through all."""
-_COMMIT: Final = 16
-_HEADER: Final = struct.Struct(f"<IIQ{_COMMIT}s")
+COMMIT_BYTES: Final = 16
+"""So much of the end of a journal's packed position is its last commit, by number and digest; a new
+base leaves that as it is."""
+_HEADER: Final = struct.Struct(f"<IIQ{COMMIT_BYTES}s")
 """Number of commits, end of the last, boot, the commit that they follow."""
 _LENGTH: Final = struct.Struct("<I")
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(list[bytes | None]).decode
-
-
-def commit_of(packed: bytes) -> bytes:
-    """Returns the last commit of a journal that ends at this packed position: its number and
-    digest, which a new base leaves as they are."""
-    return packed[-_COMMIT:]
 
 
 def end_of_other_boots(directory: Path, boot: int) -> None:
@@ -83,7 +79,7 @@ class DeferredCommits:
     def holds_after(self, packed: bytes) -> bool:
         """Returns whether what is counted holds if the journal ends at this packed position."""
         count, _, _, last = _HEADER.unpack_from(self._map)
-        return bool(count) and last == packed[-_COMMIT:]
+        return bool(count) and last == packed[-COMMIT_BYTES:]
 
     def all(self) -> Writes:
         """Returns the writes of all that are counted."""

@@ -19,6 +19,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,9 +28,9 @@ import trio
 
 from kvfs.base.errors import Invalid, KvfsError
 from kvfs.meta import keys, schema
-from kvfs.meta.engine import Transaction
+from kvfs.meta.engine import Transaction, Tried
 from kvfs.meta.lmdb.checkpoints import find_base_damage
-from kvfs.meta.lmdb.deferred_commits import DeferredCommits, commit_of
+from kvfs.meta.lmdb.deferred_commits import COMMIT_BYTES, DeferredCommits
 from kvfs.meta.lmdb.journal import (
     FIRST,
     GENERATION_KEY,
@@ -91,9 +92,14 @@ class Database:
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
         """Runs `fn` on a read-only view, at once. Errors raised by `fn` pass through."""
         engine = self._engine
-        if engine.unseen is not None:
-            with contextlib.suppress(KvfsError):  # which whoever changes something is told
+        if engine.unseen is not None and not self._name:  # in other databases nothing is put off
+            view = engine.unsettled_view
+            if view is not None and view[0] == threading.get_ident():
+                return fn(view[1])  # of a read within a read
+            try:
                 engine.settle()
+            except KvfsError:  # which whoever changes something is told
+                return self._read_unsettled(fn)
         try:
             raw = self._begin(self._handle)
             try:
@@ -103,7 +109,25 @@ class Database:
         except lmdb.Error as error:
             raise translated(error, self._path) from error
 
-    def transact_now(self, fn: Callable[[Transaction], T], unseen: bool = False) -> T:
+    def _read_unsettled(self, fn: Callable[[Transaction], T]) -> T:
+        """Like `read_now`, over what was put off and cannot be committed now: in a transaction that
+        is given up."""
+        engine = self._engine
+        try:
+            with self._lock:
+                raw = self._begin(self._handle, None, True)
+                try:
+                    engine.take_deferred(raw, [])
+                    view = ReadTransaction(raw, engine.node)
+                    engine.unsettled_view = threading.get_ident(), view
+                    return fn(view)
+                finally:
+                    engine.unsettled_view = None
+                    raw.abort()
+        except lmdb.Error as error:
+            raise translated(error, self._path) from error
+
+    def transact_now(self, fn: Callable[[WriteTransaction], T], unseen: bool = False) -> T:
         """Runs `fn` and commits, at once; an error raised by `fn` aborts and passes through.
         `unseen`: see `EmbeddedEngine.transact_unseen`.
 
@@ -116,11 +140,12 @@ class Database:
                 try:
                     transaction = WriteTransaction(raw, engine.node)
                     writes, taken = transaction.writes, 0
-                    if engine.deferred_counts[0] and engine.has_deferred(raw):
-                        if self._name:
+                    if engine.deferred_counts[0]:
+                        if not self._name:
+                            taken = engine.take_deferred(raw, writes)
+                        elif engine.has_deferred(raw):
                             raw.abort()
                             return self._transact_settled(fn)
-                        taken = engine.take_deferred(raw, writes)
                     result = fn(transaction)
                     if writes and not (unseen and engine.defer(raw, writes, taken)):
                         engine.commit(raw, self._name, self._handle, writes, taken)
@@ -132,7 +157,7 @@ class Database:
                 return self.transact_now(fn, unseen)
             raise translated(error, self._path) from error
 
-    def _transact_settled(self, fn: Callable[[Transaction], T]) -> T:
+    def _transact_settled(self, fn: Callable[[WriteTransaction], T]) -> T:
         """Like `transact_now`, of another database than the metadata, whose lock is held and before
         which commits to those were put off."""
         engine = self._engine
@@ -188,29 +213,24 @@ class EmbeddedEngine:
         self._ended: tuple[bytes, Position] = b"", FIRST
         """The end of this process's last commit, packed and not."""
         self.unseen: tuple[bytes, dict[bytes, bytes | None]] | None = None
-        """The last commit (`commit_of`) where they are not made yet, and the writes of commits that
-        this process put off; None once it knows that they are made."""
+        """The last commit (`COMMIT_BYTES`) where they are not made yet, and the last values of all
+        that was put off when this process did so last; None once it knows that they are made."""
+        self.unsettled_view: tuple[int, ReadTransaction] | None = None
+        """The thread that reads over what cannot be committed now, holding `lock`; its view."""
+        self._unseen_count = 0
+        """The number of commits that were put off then."""
         self._deferred: DeferredCommits | None = None
         self.deferred_counts: Sequence[int] = _NONE
         """Words of which the first is the number of commits put off. Only looked at by others."""
         self._state: StateFile | None = None
         self._syncer: Syncer | None = None
         opener = EngineOpener(self.path, map_size, boot, past_damage=past_damage)
-        try:
-            if readonly:
-                self.environment = opener.open_to_read()
-            else:
-                opened = _opened(opener)
-                self.environment, self._state, self.rebuilt, self.damage = opened
-                self._syncer = Syncer(self.environment, self.path, self._state, journal_bytes)
-                self._deferred = _deferred(self.path, opener.boot)
-                self.deferred_counts = self._deferred.counted
-            self._boot = opener.boot
-            self._main = self.environment.open_db(None)
-            self._begin = self.environment.begin
-            self._reserve = Reserve(self.path, self.environment)
-        except (OSError, lmdb.Error) as error:
-            raise translated(error, self.path) from error
+        with contextlib.ExitStack() as opened:
+            try:
+                self._open(opener, journal_bytes, opened)
+            except (OSError, lmdb.Error) as error:
+                raise translated(error, self.path) from error
+            opened.pop_all()
         self._databases: dict[bytes, Database] = {}
         main = Database(self, b"", self._main)
         self.read_now = main.read_now
@@ -222,6 +242,34 @@ class EmbeddedEngine:
         except BaseException:
             self.close()
             raise
+
+    def _open(self, opener: EngineOpener, journal_bytes: int, opened: contextlib.ExitStack) -> None:
+        """Opens everything; `opened` closes it again, where something cannot be opened. Raises what
+        `EngineOpener` raises."""
+        if self._readonly:
+            self.environment = opener.open_to_read()
+            opened.callback(self.environment.close)
+        else:
+            self.environment, self._state, self.rebuilt, self.damage = _opened(opener)
+            opened.callback(self._state.close)
+            opened.callback(self.environment.close)
+            self._syncer = Syncer(self.environment, self.path, self._state, journal_bytes)
+            opened.callback(self._syncer.close)
+            self._deferred = _deferred(self.path, opener.boot)
+            self.deferred_counts = self._deferred.counted
+        self.boot = opener.boot
+        """The running boot, as the filesystem of the store sees it (`boot.boot_of`)."""
+        self._main = self.environment.open_db(None)
+        self._begin = self.environment.begin
+        self._reserve = Reserve(self.path, self.environment)
+
+    def is_local(self, namespace_id: int) -> bool:  # noqa: ARG002 -- a replica's alone
+        """Returns False: all is this node's own."""
+        return False
+
+    def shard(self, namespace_id: int) -> int:  # noqa: ARG002 -- a replica's alone
+        """Returns 0: there are none."""
+        return 0
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
         """Runs `fn` on a read-only view; never suspends."""
@@ -237,6 +285,13 @@ class EmbeddedEngine:
         """Runs `fn` and commits; never suspends, so it cannot be cancelled halfway."""
         return self.transact_now(fn)
 
+    def try_now(
+        self, fn: Callable[[Transaction], object], *, private: int = 0, behind: bool = False
+    ) -> Tried:
+        """Runs `fn` and commits, at once; what only its maker may see yet (an inode as `private`,
+        and not `behind`) like `transact_unseen`."""
+        return Tried(True, self.transact_now(fn, private > 0 and not behind))
+
     def transact_unseen(self, fn: Callable[[Transaction], T]) -> T:
         """Like `transact_now`, for what no other process is to see before this one commits
         something else: it is put off until then, or until another process commits, and costs no
@@ -250,8 +305,14 @@ class EmbeddedEngine:
         try:
             raw = self._begin(self._main)
             try:
-                if unseen is not None and unseen[0] == self._last_commit(raw):
-                    return _first(unseen[1], raw, wanted)
+                if unseen is not None:
+                    commit, put_off = unseen
+                    if commit == raw.get(POSITION_KEY, b"", self._main)[-COMMIT_BYTES:]:
+                        for key in wanted:
+                            value = put_off[key] if key in put_off else raw.get(key)
+                            if value is not None:
+                                return value
+                        return None
                 for key in wanted:
                     value = raw.get(key)
                     if value is not None:
@@ -262,7 +323,10 @@ class EmbeddedEngine:
         except lmdb.Error as error:
             raise translated(error, self.path) from error
 
-    async def sync(self) -> None:
+    def refresh_now(self) -> None:
+        """Does nothing: what is read is the file's own (`engine_copy`)."""
+
+    async def sync(self, namespace_id: int | None = None) -> None:  # noqa: ARG002 -- all is one
         """Makes everything committed before the call survive power loss.
 
         Cancelled: the sync goes on in its thread, unobserved. Raises Unavailable if the disk
@@ -321,6 +385,11 @@ class EmbeddedEngine:
         return None if self._syncer is None else self._syncer.failure
 
     @property
+    def long_reader(self) -> str | None:
+        """The message about a reader for which the file grows (`long_readers`), or None."""
+        return None if self._syncer is None else self._syncer.long_reader
+
+    @property
     def reserve_left(self) -> float:
         """The remaining share of the space that was kept for a full disk; 1 while it can be filled
         up. As of the last commit."""
@@ -377,14 +446,20 @@ class EmbeddedEngine:
                 state.close()
 
     def _close_in_order(self, syncer: Syncer, state: StateFile) -> None:
-        """Syncs LMDB's file itself, as the last writer, so that no start needs to rebuild it."""
+        """Syncs LMDB's file itself, as the last writer, so that no start needs to rebuild it. What
+        was put off is committed first: another boot would end it, and leave its data files."""
+        if self.deferred_counts[0]:
+            with contextlib.suppress(KvfsError):  # then the file does not count as closed in order
+                self.settle()
         syncer.sync()
         if state.try_alone():
             self.environment.sync(True)
-            state.write(TrustState(self._boot, clean=True))
+            state.write(TrustState(self.boot, clean=not self._holds_deferred()))
 
-    def _last_commit(self, raw: "lmdb.Transaction[bytes]") -> bytes:
-        return commit_of(raw.get(POSITION_KEY, b"", self._main))
+    def _holds_deferred(self) -> bool:
+        with self.environment.begin(self._main) as raw:
+            packed = raw.get(POSITION_KEY, b"")
+        return self._deferred is not None and self._deferred.holds_after(packed)
 
     def settle(self) -> None:
         """Commits what was put off. Raises NoSpace, ReadOnly, Corrupt, Unavailable."""
@@ -399,7 +474,7 @@ class EmbeddedEngine:
         raw = self._begin(self._main, None, True)
         try:
             writes: Writes = []
-            if self.has_deferred(raw) and (taken := self.take_deferred(raw, writes)):
+            if taken := self.take_deferred(raw, writes):
                 self.commit(raw, b"", self._main, writes, taken)
         finally:
             raw.abort()
@@ -416,10 +491,17 @@ class EmbeddedEngine:
         return False
 
     def take_deferred(self, raw: "lmdb.Transaction[bytes]", writes: Writes) -> int:
-        """Writes what was put off, as the first of what a transaction writes; returns how many keys
-        and values that is."""
-        assert self._deferred is not None
-        for key, value in last_values(self._deferred.all()).items():
+        """Writes what is counted as put off and not committed yet, as the first of what a
+        transaction writes; returns how many keys and values that is."""
+        known, last = self.unseen, raw.get(POSITION_KEY, b"", self._main)[-COMMIT_BYTES:]
+        if known and known[0] == last and self._unseen_count == self.deferred_counts[0]:
+            put_off = known[1]  # nobody else has put anything off since
+        elif self.has_deferred(raw):
+            assert self._deferred is not None
+            put_off = last_values(self._deferred.all())
+        else:
+            return 0
+        for key, value in put_off.items():
             if value is None:
                 raw.delete(key)
             else:
@@ -444,10 +526,10 @@ class EmbeddedEngine:
             return False
         if before.generation != reserve.generation or self._deferred is None:
             return False
-        commit = commit_of(packed)
+        commit = packed[-COMMIT_BYTES:]
         if not self._deferred.add(commit, writes[taken:]):
             return False
-        self.unseen = commit, last_values(writes)
+        self.unseen, self._unseen_count = (commit, last_values(writes)), self.deferred_counts[0]
         return True
 
     def commit(
@@ -470,9 +552,9 @@ class EmbeddedEngine:
             before = unpack_position(packed)
         reserve = self._reserve
         if before.end >= reserve.until or before.generation != reserve.generation:
-            self._keep_reserve(before, handle, writes[taken:])
+            self._keep_reserve(before, handle, writes, taken)
         if taken:
-            writes = [each for pair in last_values(writes).items() for each in pair]
+            writes = list(chain.from_iterable(last_values(writes).items()))
         try:
             position = self._journal.append(before, name, writes)
         except OSError as error:
@@ -492,8 +574,9 @@ class EmbeddedEngine:
             raise
         if taken:  # it is counted until the next transaction: the lock is another's by now
             self.unseen = None
-        if self._syncer is not None:
-            self._syncer.committed(position)
+        syncer = self._syncer
+        if syncer is not None and (not syncer.is_due or position.end > syncer.limit):
+            syncer.committed(position)
 
     def _take_back(self, before: Position) -> None:
         """Takes back the record of a refused commit from the journal: a power cut must not bring it
@@ -511,29 +594,20 @@ class EmbeddedEngine:
                     f"a commit that was refused stays in the journal in {self.path}: {error}"
                 )
 
-    def _keep_reserve(self, position: Position, handle: Any, writes: Writes) -> None:
+    def _keep_reserve(self, position: Position, handle: Any, writes: Writes, taken: int) -> None:
         """Fills up the reserve for times without space; if that is impossible, raises NoSpace for a
-        commit that may not use it. A replica holds what its cluster has committed, which must not
-        be refused."""
+        commit that may not use it. The first so many writes were put off before."""
         with contextlib.suppress(OSError):
-            self._reserve.fill(position, is_mirror=bool(self.node))
-        if self._reserve.left < 1 and not self.node and writes:
-            with self.environment.begin(handle) as before:
-                self._reserve.admit(before, writes)
+            self._reserve.fill(position, is_replica=bool(self.node))
+        if self._reserve.left < 1 and len(writes) > taken:
+            put_off = last_values(writes[:taken])
+            with self.environment.begin(handle) as raw:
+                self._reserve.admit(
+                    lambda key: put_off[key] if key in put_off else raw.get(key), writes[taken:]
+                )
 
     def _append_again(self, position: Position, name: bytes, writes: Writes) -> Position:
         try:
             return self._journal.append(position, name, writes)
         except OSError as error:
             raise translated(error, self.path) from error
-
-
-def _first(
-    unseen: dict[bytes, bytes | None], raw: "lmdb.Transaction[bytes]", wanted: Sequence[bytes]
-) -> bytes | None:
-    """Like `EmbeddedEngine.first_now`, over what is not seen by others yet."""
-    for key in wanted:
-        value = unseen[key] if key in unseen else raw.get(key)
-        if value is not None:
-            return value
-    return None

@@ -33,7 +33,7 @@ POSITION_KEY: Final = b"\xffjournal"
 GENERATION_KEY: Final = b"\xffgeneration"
 """A key like it: the number that the last commit to the metadata has in the journal, which does not
 record it: a rebuild of the engine sets it again."""
-MIRROR_KEY: Final = b"\xffmirror"
+REPLICA_KEY: Final = b"\xffmirror"
 """A key like it: what a replica of a cluster's metadata replicates (`replica.replica_mark`)."""
 _MAGIC: Final = b"KVFSJRN2"
 _FORMER_MAGIC: Final = b"KVFSJRN1"
@@ -60,7 +60,7 @@ Writes = list[bytes | None]
 def last_values(writes: Writes) -> dict[bytes, bytes | None]:
     """Returns the last value of each key, in the order of their first writes."""
     pairs = iter(writes)
-    return {key: value for key, value in zip(pairs, pairs, strict=True) if key is not None}
+    return dict(zip(pairs, pairs, strict=True))  # type: ignore[arg-type] # no key is None
 
 
 class Record(msgspec.Struct, array_like=True):

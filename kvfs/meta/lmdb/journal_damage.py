@@ -21,8 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
+from kvfs.base.errors import UNDECODABLE
 from kvfs.meta.lmdb.journal import (
     Position,
     Record,
@@ -182,7 +181,7 @@ def _decoded(length: int, payload: bytes) -> Record | None:
         return None
     try:
         return decode_record(payload)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None
 
 

@@ -6,8 +6,8 @@ from typing import Final
 
 import lmdb
 
-from kvfs.base.errors import Busy, Corrupt, KvfsError, NoSpace, ReadOnly, Unavailable
-from kvfs.meta.lmdb.reserve import is_full
+from kvfs.base.errors import Busy, Corrupt, KvfsError, ReadOnly, Unavailable
+from kvfs.meta.lmdb.reserve import disk_full, is_full, map_full
 
 _DAMAGE: Final = (
     lmdb.CorruptedError,
@@ -35,9 +35,14 @@ def _of_lmdb(error: lmdb.Error, path: Path) -> KvfsError:
             "that one, or another process"
         )
     if isinstance(error, lmdb.MapFullError):
-        return NoSpace(f"the metadata file {file} has reached its largest size: {what}")
+        return map_full(path)
+    if isinstance(error, lmdb.MapResizedError):
+        return Unavailable(
+            f"the metadata file {file} is larger than what this process may map: lift its limit of"
+            " address space (ulimit -v) and restart it"
+        )
     if is_full(error, path):
-        return NoSpace(f"no space for the metadata in {path}: free some space on that filesystem")
+        return disk_full(path)
     if isinstance(error, lmdb.ReadonlyError) or "Read-only file system" in what:
         return ReadOnly(
             f"cannot write the metadata in {path}: {what}; check its permissions and mount"
@@ -53,5 +58,5 @@ def _of_system(error: OSError, path: Path) -> KvfsError:
             f"cannot write the metadata in {path}: {error.strerror}; check permissions and mount"
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(f"no space for the metadata in {path}: free some space on that filesystem")
+        return disk_full(path)
     return Unavailable(f"the metadata directory {path} cannot be used: {error.strerror}")

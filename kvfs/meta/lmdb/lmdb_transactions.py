@@ -1,6 +1,7 @@
 """LMDB's transactions under the names of the contract, as thin as they can be."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import lmdb
@@ -34,6 +35,10 @@ class ReadTransaction:
     def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
         return _scan_keys(self._raw, start, end)
 
+    def put_all(self, pairs: Sequence[tuple[bytes, bytes]], /) -> None:
+        for key, value in pairs:
+            self.put(key, value)
+
     def merge(self, key: bytes, operand: bytes, /) -> None:
         merge(self, key, operand)
 
@@ -41,13 +46,14 @@ class ReadTransaction:
 class WriteTransaction:
     """Like `ReadTransaction`, and remembers what it wrote, for the journal."""
 
-    __slots__ = ("_delete", "_put", "_raw", "get", "node", "writes")
+    __slots__ = ("_delete", "_raw", "get", "node", "put_unnoted", "writes")
 
     def __init__(self, raw: "lmdb.Transaction[bytes]", node: bytes = b"") -> None:
         self._raw = raw
         self.node = node
         self.get: Callable[[bytes], bytes | None] = raw.get
-        self._put: Callable[[bytes, bytes], object] = raw.put
+        self.put_unnoted: Callable[[bytes, bytes], object] = raw.put
+        """LMDB's own, for a caller that adds to `writes` itself."""
         self._delete: Callable[[bytes], bool] = raw.delete
         self.writes: Writes = []
 
@@ -61,8 +67,20 @@ class WriteTransaction:
         return _scan_keys(self._raw, start, end)
 
     def put(self, key: bytes, value: bytes, /) -> None:
-        self._put(key, value)
+        self.put_unnoted(key, value)
         self.writes += (key, value)
+
+    def put_all(self, pairs: Sequence[tuple[bytes, bytes]], /) -> None:
+        put, writes = self.put_unnoted, self.writes
+        for pair in pairs:
+            put(*pair)
+            writes += pair
+
+    def put_many(self, pairs: Sequence[tuple[bytes, bytes]], /) -> None:
+        """Writes pairs with ascending keys, in one C call for all."""
+        with self._raw.cursor() as cursor:
+            cursor.putmulti(pairs)
+        self.writes += chain.from_iterable(pairs)
 
     def delete(self, key: bytes, /) -> bool:
         found = self._delete(key)

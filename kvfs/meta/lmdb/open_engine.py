@@ -77,8 +77,12 @@ class EngineOpener:
         try:
             with state.locked():
                 environment, rebuilt = self._open_locked(state)
-                state.write(TrustState(self.boot, clean=False))
-                state.share()
+                try:
+                    state.write(TrustState(self.boot, clean=False))
+                    state.share()
+                except BaseException:
+                    environment.close()
+                    raise
         except BaseException:
             state.close()
             raise

@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,8 +31,8 @@ from kvfs.meta.lmdb import checkpoint_seal, journal_damage
 from kvfs.meta.lmdb.checkpoints import base_path, read_position
 from kvfs.meta.lmdb.journal import (
     GENERATION_KEY,
-    MIRROR_KEY,
     POSITION_KEY,
+    REPLICA_KEY,
     Position,
     chained_records,
     cut_journal,
@@ -113,8 +114,9 @@ def _rebuild(
             transaction.put(POSITION_KEY, pack_position(reached))
             # Readers that remember the base's generation see that commits were replayed after it.
             transaction.put(GENERATION_KEY, pack_generation(reached))
-            if not ground.is_whole and (mark := transaction.get(MIRROR_KEY)) is not None:
-                transaction.put(MIRROR_KEY, unfilled(mark))
+            if not ground.is_whole:
+                for key, mark in _marks(transaction):
+                    transaction.put(key, unfilled(mark))
         environment.sync(True)
     finally:
         environment.close()
@@ -240,7 +242,7 @@ def _go_on(
     kept = _keep(directory, reached.generation)
     lost: list[int] = []
     behind = 0
-    if past_damage and not _is_mirror(environment):
+    if past_damage and not _is_replica(environment):
         records = journal_damage.records_past_damage(directory, reached, lost)
         end = replay(environment, records, reached)
         behind, reached = end.sequence - reached.sequence - len(lost), end
@@ -262,9 +264,17 @@ def _keep(directory: Path, first: int) -> str:
     return f"{journal_path(directory, first)}.{_DAMAGED}"
 
 
-def _is_mirror(environment: lmdb.Environment) -> bool:
+def _marks(transaction: lmdb.Transaction) -> list[tuple[bytes, bytes]]:
+    """Returns the marks of a metadata replica, of each shard's log one."""
+    cursor = transaction.cursor()
+    found = cursor.iternext() if cursor.set_range(REPLICA_KEY) else iter(())
+    pairs = ((bytes(key), bytes(mark)) for key, mark in found)
+    return list(takewhile(lambda pair: pair[0].startswith(REPLICA_KEY), pairs))
+
+
+def _is_replica(environment: lmdb.Environment) -> bool:
     with environment.begin() as transaction:
-        return transaction.get(MIRROR_KEY) is not None
+        return transaction.get(REPLICA_KEY) is not None
 
 
 def _drop_tail(directory: Path, reached: Position) -> None:

@@ -3,9 +3,10 @@
 Two reserves are kept ahead of their use: blocks behind the ends of `data.mdb` and of the journal
 (fallocate, which leaves the files' sizes alone), and the file `reserve`, which is given up when
 even that does not suffice, or a start needs space for small files. Both are filled again as soon as
-there is space.
+there is space. The last part of LMDB's map, which ends where the system gives no more address
+space, is kept in the same way.
 
-While the disk is full, commits live on the remaining blocks, each for as long as its kind may:
+While the disk or the map is full, commits live on what remains, each for as long as its kind may:
 
 | a commit that | goes on while there is left of the blocks |
 |---|---|
@@ -13,13 +14,19 @@ While the disk is full, commits live on the remaining blocks, each for as long a
 | changes (a close, a seal) | half |
 | removes (an unlink, an eviction) | anything |
 
-A removal gives blocks of data files back as well, from which the next commit fills these up.
+A removal gives blocks of data files back as well, from which the next commit fills these up, and
+pages of the map.
+
+A replica takes what its cluster has committed from the disk's last block, but of the map it leaves
+half of the reserve: it can let go of what is gone, and its node of data files, until others have
+removed something.
 """
 
 import contextlib
 import ctypes
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +35,17 @@ import lmdb
 from kvfs.base.errors import NoSpace
 from kvfs.meta.lmdb.growth import Growth, growth_of
 from kvfs.meta.lmdb.journal import Position, Writes, journal_path, last_values
+from kvfs.meta.lmdb.lmdb_file import count_free_pages, read_metas
 
 _MOST: Final = 16 << 20
 _LEAST: Final = 4 << 20
 _SHARE: Final = 64
 """The share of the disk's size, one part in so many; on a small one at most one in _SMALL_SHARE."""
 _SMALL_SHARE: Final = 16
-_MIRROR_MOST: Final = 64 << 20
+_REPLICA_MOST: Final = 64 << 20
 """Limit for a replica: some 100,000 files of other nodes."""
+_LEFT_BY_REPLICA: Final = 0.5
+"""The share of the map's reserve that what a cluster commits leaves."""
 _SLICE_BYTES: Final = 512 << 10
 """Bytes of the file given up at a time: a start's small files need less (the largest is
 `run/known`), though XFS makes none where less than some 50 blocks are free."""
@@ -74,15 +84,19 @@ def permitted(growth: Growth, left: float) -> bool:
     now."""
     if growth.takes_away:
         return True
-    return left > (0.75 if growth.names or growth.size_bytes > _ADDED_BYTES else 0.5)
+    return left > (0.75 if _adds(growth) else 0.5)
 
 
-def wanted_bytes(disk_bytes: int, *, is_mirror: bool = False) -> int:
+def _adds(growth: Growth) -> bool:
+    return not growth.takes_away and (growth.names > 0 or growth.size_bytes > _ADDED_BYTES)
+
+
+def wanted_bytes(disk_bytes: int, *, is_replica: bool = False) -> int:
     """Returns bytes kept on a disk of that size: three eighths of them for `data.mdb`, one for the
     journal, half as a file. A replica has to take the commits of others, however full this disk
     is."""
-    if is_mirror:
-        return min(_MIRROR_MOST, disk_bytes // _SMALL_SHARE)
+    if is_replica:
+        return min(_REPLICA_MOST, disk_bytes // _SMALL_SHARE)
     return min(_MOST, max(disk_bytes // _SHARE, min(_LEAST, disk_bytes // _SMALL_SHARE)))
 
 
@@ -92,9 +106,11 @@ class Reserve:
     def __init__(self, directory: Path, environment: lmdb.Environment) -> None:
         self._directory = directory
         self._data_bytes = self._journal_bytes = self._file_bytes = self._step = 0
-        self._is_mirror: bool | None = None
+        self._is_replica: bool | None = None
         self._environment = environment
         self._page_bytes = environment.stat()["psize"]
+        self._map_bytes = environment.info()["map_size"]
+        self._map_left = 1.0
         self._journal = -1
         self._data = -1
         self.generation = -1
@@ -111,38 +127,52 @@ class Reserve:
                 os.close(fd)
         self._journal = self._data = self.generation = -1
 
-    def _measure(self, is_mirror: bool) -> None:
+    def _measure(self, is_replica: bool) -> None:
         disk = os.statvfs(self._directory)
-        whole = wanted_bytes(disk.f_blocks * disk.f_frsize, is_mirror=is_mirror)
+        whole = wanted_bytes(disk.f_blocks * disk.f_frsize, is_replica=is_replica)
         self._data_bytes, self._journal_bytes = whole * 3 // 8, whole // 8
         self._file_bytes, self._step = whole // 2, whole // 32
-        self._is_mirror = is_mirror
+        self._is_replica = is_replica
 
-    def fill(self, position: Position, *, is_mirror: bool) -> None:
-        """Keeps the wanted blocks ahead of the ends of both files. Raises OSError, except for a
-        lack of space."""
-        if is_mirror is not self._is_mirror:
-            self._measure(is_mirror)
+    def fill(self, position: Position, *, is_replica: bool) -> None:
+        """Keeps the wanted blocks ahead of the ends of both files, and looks what the map has left;
+        the caller holds the writer lock. Raises OSError, except for a lack of space."""
+        if is_replica is not self._is_replica:
+            self._measure(is_replica)
         self._open(position.generation)
         end = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
+        self._map_left = self._left_in_map(end)
         self.left = min(
             self._ahead(self._journal, position.end, self._journal_bytes),
             self._ahead(self._data, end, self._data_bytes),
+            self._map_left,
         )
         self.until = 0 if self.left < 1 else position.end + self._step
         if self.left == 1:
             fill_file(self._directory, self._file_bytes)
 
-    def admit(self, before: "lmdb.Transaction[bytes]", writes: Writes) -> None:
-        """Raises NoSpace if the remaining blocks are not for a commit of this kind. `before`: the
-        state without these writes."""
-        if self.left == 1:
+    def admit(self, before: Callable[[bytes], bytes | None], writes: Writes) -> None:
+        """Raises NoSpace if the remaining blocks are not for a commit of this kind. `before`: a
+        key's value without these writes."""
+        if self.left == 1 or (self._is_replica and self._map_left > _LEFT_BY_REPLICA):
             return
-        if not permitted(growth_of(last_values(writes).items(), before.get), self.left):
-            raise NoSpace(
-                f"no space for the metadata in {self._directory}: free some space on that"
-                " filesystem"
-            )
+        growth = growth_of(last_values(writes).items(), before)
+        if self._is_replica:
+            if _adds(growth):
+                raise map_full(self._directory)
+        elif not permitted(growth, self.left):
+            is_map_full = self._map_left < 1
+            raise map_full(self._directory) if is_map_full else disk_full(self._directory)
+
+    def _left_in_map(self, end: int) -> float:
+        """Returns which share there is of the pages that the map keeps. The free ones before the
+        end of the file, which nobody else counts, are looked at only where it is near."""
+        wanted, enough = self._data_bytes, self._data_bytes + self._step
+        left = self._map_bytes - end
+        if left < enough:
+            newest = max(read_metas(self._data), key=lambda meta: meta.txnid)
+            left += count_free_pages(self._data, newest) * self._page_bytes
+        return 1.0 if left >= enough else max(0.0, min(0.99, left / wanted))
 
     def _ahead(self, fd: int, end: int, wanted: int) -> float:
         """Allocates blocks behind the end of a file; returns which share of them there is."""
@@ -159,10 +189,23 @@ class Reserve:
         if generation == self.generation:
             return
         self.close()
-        flags = os.O_WRONLY | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CLOEXEC
         self._data = os.open(self._directory / "data.mdb", flags)
         self._journal = os.open(journal_path(self._directory, generation), flags)
         self.generation = generation
+
+
+def disk_full(directory: Path) -> NoSpace:
+    """Returns the error of a commit for which the filesystem has no space."""
+    return NoSpace(f"no space for the metadata in {directory}: free some space on that filesystem")
+
+
+def map_full(directory: Path) -> NoSpace:
+    """Returns the error of a commit for which LMDB's map has no page."""
+    return NoSpace(
+        f"the metadata file {directory / 'data.mdb'} has reached its largest size: remove files, in"
+        " a cluster on another node, or lift the limit of address space (ulimit -v) and restart"
+    )
 
 
 def fill_file(directory: Path, size: int) -> None:

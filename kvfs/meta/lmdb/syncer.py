@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ import lmdb
 from kvfs.base.errors import KvfsError, Unavailable
 from kvfs.meta.lmdb.checkpoints import base_path, read_position, rotate
 from kvfs.meta.lmdb.journal import Position, generations, journal_path, mark_synced
+from kvfs.meta.lmdb.long_readers import LongReaders
 from kvfs.meta.lmdb.trust_state import StateFile
 
 PERIOD_S: Final = 1.0
@@ -31,20 +33,26 @@ class Syncer:
     def __init__(
         self, environment: lmdb.Environment, directory: Path, state: StateFile, limit_bytes: int
     ) -> None:
+        self._readers = LongReaders()
+        self.long_reader: str | None = None
+        """The message about a reader for which the file grows, as of the last period with a
+        commit."""
         self.failure: str | None = None
         """The reason why nothing more is promised to survive a power cut: the disk refused a sync.
         Else None."""
         self._environment = environment
         self._directory = directory
         self._state = state
-        self._least_limit = limit_bytes
+        self._least_limit = self.limit = limit_bytes
+        """Length of the journal from which it is replaced."""
         self._syncing = threading.Lock()
         self._rotating = threading.Lock()
         self._synced = -1
         """Sequence number of the last record known to be on disk."""
         self._marked = self._mark_on_disk = -1
         """The last record that the journal says was on disk, in the page cache and on disk."""
-        self._pending = False
+        self.is_due = False
+        """Whether a commit has been noted that is not on disk yet."""
         self._long = False
         self._closing = False
         self._wake = threading.Event()
@@ -53,15 +61,20 @@ class Syncer:
         self._journals: dict[int, int] = {}
         """Descriptors of the journals, by generation. They are kept, since the kernel tells each
         descriptor that was open by then of a lost write, and no later one."""
-        self._set_limit()
-        self._open_journals()
+        try:
+            self._set_limit()
+            self._open_journals()
+        except BaseException:
+            self.close()
+            raise
 
     def committed(self, position: Position) -> None:
-        """Notes a commit. Callers take turns."""
-        if not self._pending:
-            self._pending = True
+        """Notes a commit: the first since a sync, and each beyond the limit; others need not be
+        noted. Callers take turns."""
+        if not self.is_due:
+            self.is_due = True
             self._begin_period()
-        if position.end > self._limit and not self._long:
+        if position.end > self.limit and not self._long:
             self._long = True
             self._soon.set()
 
@@ -123,14 +136,12 @@ class Syncer:
             try:
                 if position.generation not in self._journals:
                     self._open_journals()
-            except FileNotFoundError:
-                continue  # another process has just replaced it by a base
             except OSError as error:  # descriptors or memory ran out: nothing is lost by that
                 raise Unavailable(
                     f"the journal in {self._directory} cannot be opened: {error.strerror}"
                 ) from error
             if position.generation not in self._journals:
-                continue
+                continue  # another process has just replaced it by a base
             self._sync_all(position)
             return position.sequence
         raise Unavailable(
@@ -138,11 +149,12 @@ class Syncer:
         )
 
     def _open_journals(self) -> None:
-        """Opens each existing journal. Raises OSError."""
+        """Opens each journal that is not replaced meanwhile by a base. Raises OSError."""
         for generation in generations(self._directory, "journal"):
             if generation not in self._journals:
                 path = journal_path(self._directory, generation)
-                self._journals[generation] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                with contextlib.suppress(FileNotFoundError):
+                    self._journals[generation] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def _sync_all(self, position: Position) -> None:
         """Syncs the journals up to this generation: the older ones are needed for as long as they
@@ -177,9 +189,11 @@ class Syncer:
                 self._wake.set()
 
     def _set_limit(self) -> None:
-        bases = generations(self._directory, "base")
-        size = base_path(self._directory, bases[-1]).stat().st_size if bases else 0
-        self._limit = max(self._least_limit, size // 2)
+        size = 0
+        for generation in generations(self._directory, "base"):
+            with contextlib.suppress(FileNotFoundError):  # another process has just replaced it
+                size = base_path(self._directory, generation).stat().st_size
+        self.limit = max(self._least_limit, size // 2)
 
     def _begin_period(self) -> None:
         if self._thread is None:
@@ -195,10 +209,18 @@ class Syncer:
                 return
             self._end_period()
 
+    def _look_at_readers(self) -> None:
+        self._environment.reader_check()  # those of processes that have ended
+        newest = self._environment.info()["last_txnid"]
+        found = self._readers.look(self._environment.readers(), newest, time.monotonic())
+        if found is not None and self.long_reader is None:
+            _log.warning("%s", found)
+        self.long_reader = found
+
     def _end_period(self) -> None:
         self._wake.clear()
         self._soon.clear()
-        self._pending = False
+        self.is_due = False
         try:
             synced = self._synced
             self.sync()
@@ -206,6 +228,6 @@ class Syncer:
             if self._long:
                 self._long = False
                 self._rotate_unless_another_does()
-            self._environment.reader_check()
+            self._look_at_readers()
         except (KvfsError, OSError, lmdb.Error) as error:
             _log.error("the metadata's journal: %s", error)

@@ -2,8 +2,8 @@
 deadline.
 
 Each `RetryingClient` has one connection, to the server that `finding` names, and serves one request
-at a time. In a cluster everything that a node asks for lies in one slot, so one server has it: it
-is found anew when it is lost, or says that another one has it.
+at a time. In a cluster each shard lies in one slot, so one server has it: it is found anew when it
+is lost, or says that another one has it.
 """
 
 import secrets
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import trio
 
+from kvfs.base.clock import now
 from kvfs.base.errors import Invalid, KvfsError, Unavailable
 from kvfs.meta.redis import identity, refusals, scripts
 from kvfs.meta.redis.about import check_server, read_info, sync_means
@@ -33,20 +34,35 @@ _REQUEST_S: Final = 5.0
 class RetryingClient:
     """Makes one request after the other. `deadline_s` bounds each request with its retries."""
 
-    def __init__(self, location: EngineLocation, deadline_s: float) -> None:
+    def __init__(self, location: EngineLocation, deadline_s: float, shard: int = TOP) -> None:
         self.location = location
         self.deadline_s = deadline_s
         self.requests = 0
         """Requests sent so far: round trips."""
+        self.connections = 0
+        """Connections made so far: while it stays, it was one server that answered."""
+        self.apart_at = 0.0
+        """The time, by `clock.now`, when it was last seen to have no connection: another server may
+        have taken over."""
         self.at = location.addresses[0]
         """The server that was asked last."""
-        self._keys = keys_of(location.prefix, TOP)
-        self._finder = Finder(location)
+        self._keys = keys_of(location.prefix, shard)
+        self._finder = Finder(location, shard)
         self._line: RespConnection | None = None
         self._aside: ServerAddress | None = None
         """The server that answers only the next request."""
         self._attempt = trio.CancelScope()
         self._is_stopped = False
+
+    @property
+    def values(self) -> bytes:
+        """The key of the hash of all values."""
+        return self._keys[0]
+
+    @property
+    def state(self) -> bytes:
+        """The key of the hash of the state."""
+        return self._keys[2]
 
     @property
     def log(self) -> bytes:
@@ -98,6 +114,7 @@ class RetryingClient:
 
     def close(self) -> None:
         """Closes the connection; the next request makes a new one. Idempotent."""
+        self.apart_at = now()
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -139,6 +156,7 @@ class RetryingClient:
     ) -> Any:
         """Sends one request to the server that is being given the slot, and returns its answer."""
         self.at, self._aside = address, None
+        self.connections += 1
         line = await connect(address, self.location, self._keys)
         try:
             line.is_asking = True
@@ -187,8 +205,10 @@ class RetryingClient:
 
     async def _connected(self) -> RespConnection:
         if self._line is None or not self._line.is_open:
+            self.apart_at = now()
             with trio.move_on_after(_CONNECT_S):
                 self.at = await self._finder.find()
+                self.connections += 1
                 self._line = await connect(self.at, self.location, self._keys)
                 return self._line
             raise ServerLost("it does not accept connections")

@@ -12,7 +12,7 @@ import trio
 
 from kvfs.meta.redis.line import ErrorReply, ServerLost, connect
 from kvfs.meta.redis.location import EngineLocation, Kind, ServerAddress
-from kvfs.meta.redis.scripts import TOP, Item
+from kvfs.meta.redis.scripts import Item
 from kvfs.meta.redis.slots import Range, ranges, slot_of
 
 _ASK_S: Final = 1.0
@@ -22,11 +22,11 @@ _ASK_S: Final = 1.0
 class Finder:
     """The finder of one caller."""
 
-    def __init__(self, location: EngineLocation) -> None:
+    def __init__(self, location: EngineLocation, shard: int) -> None:
         self._location = location
         self._plain = location._replace(username=None, password=None, db=0)
         """The location for sentinels, which have users of their own."""
-        self._slot = slot_of(location.prefix, TOP)
+        self._slot = slot_of(location.prefix, shard)
         self._servers = list(location.addresses)
         """Servers to be asked, in this order."""
         self._told: ServerAddress | None = None

@@ -10,19 +10,44 @@ All of it lies in shard 0: lasting facts in the hash `s` (`scripts`),
 - `t:` node: the process that made that incarnation: a join whose answer was lost, and that comes
   again, is one;
 
-and in the hash `l`, of which no log tells, a lease for each node: its incarnation, a number that
-grows with each renewal, the server's time of the renewal, and the node's report about itself. That
-clock may jump: a lease has ended if its number stands still, which observers have to notice
-(`kvfs.cluster.failure_detector`).
+in the hash `l`, of which no log tells, a lease for each node: its incarnation, its beat (a number
+that grows with each renewal), the server's time of the renewal, and the node's report about itself.
+That clock may jump: a lease has ended if its beat stands still, which observers have to notice
+(`kvfs.cluster.failure_detector`);
+
+and, in layout 2, in the sorted set `z` the order in which leases were renewed, by numbers: each is
+the server's time in microseconds, or one more than the greatest there where that clock was set
+back.
+
+- `=` node: the number of its last renewal, its beat; in `l` stands that of its last change;
+- node: negative, the number of the last change of its lease but for renewals: it came, its
+  incarnation or report changed, or it went.
+
+So a renewal writes one number, and brings what happened since the node's own one before: the nodes
+that renewed nothing since, which are few (those that are dead are not named again and again), and
+the leases that changed. It names that one by its number. Where the node has another in `z` (an
+answer was lost, or the server went back to an older state), and in layout 1, where nodes of the
+version before renew by `l` alone, it brings all leases; those that `z` lacks, since they are older
+than it, are entered then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import trio
 
 from kvfs.base.errors import AccessDenied, Conflict
-from kvfs.meta.node_leases import Fenced, Joined, JoinState, Lease, Leases, Lost, Renewed
+from kvfs.meta.node_leases import (
+    Fenced,
+    HeardLeases,
+    Joined,
+    JoinState,
+    Lease,
+    LeaseNews,
+    Leases,
+    Lost,
+    Renewed,
+)
 from kvfs.meta.redis.about import read_info, seems_emptied
 from kvfs.meta.redis.calling import RetryingClient
 from kvfs.meta.redis.location import EngineLocation
@@ -32,22 +57,46 @@ _COMMON: Final = (
     SPARING
     + """
 spare()
-local s, l = KEYS[3], KEYS[5]
+local z, s, l = KEYS[2], KEYS[3], KEYS[5]
 
 local function now()
   local time = redis.call('TIME')
-  return string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+  return time[1] * 1000000 + time[2]
 end
 
-local function leases()
-  return {now(), redis.call('HGETALL', l)}
+local function text(number)
+  return string.format('%.0f', number)
 end
 
-local function renew(node, incarnation, words)
-  local old = redis.call('HGET', l, node)
-  local beat = old and tonumber(string.match(old, '^%d+ (%d+)')) or 0
-  local head = string.format('%s %.0f %s ', incarnation, beat + 1, now())
+local function is_ordered()
+  return redis.call('HGET', s, 'schema') == '2'
+end
+
+local function next_number(time)
+  local last = redis.call('ZREVRANGE', z, 0, 0, 'WITHSCORES')[2] or 0
+  return text(math.max(time, last + 1))
+end
+
+local function report(node, incarnation, words, time, number)
+  local old, was, beat, said = redis.call('HGET', l, node), '', 0, ''
+  if old then was, beat, said = string.match(old, '^(%d+) (%d+) %d+ (.*)$') end
+  if number and was == incarnation and said == words then return end
+  local head = incarnation .. ' ' .. (number or text(beat + 1)) .. ' ' .. text(time / 1000) .. ' '
   redis.call('HSET', l, node, head .. words)
+  if number then redis.call('ZADD', z, '-' .. number, node) end
+end
+
+local function leases(ordered)
+  local beats = ordered and redis.call('ZRANGEBYSCORE', z, '(0', '+inf', 'WITHSCORES') or {}
+  return redis.call('HGETALL', l), beats
+end
+
+local function drop(node)
+  if is_ordered() then
+    redis.call('ZADD', z, '-' .. next_number(now()), node)
+    redis.call('ZREM', z, '=' .. node)
+  end
+  return redis.call('HDEL', l, node)
 end
 """
 )
@@ -57,10 +106,10 @@ PEEK: Final = Script(
     _COMMON
     + """
 local state = redis.call('HMGET', s, 'cluster', 'secrets')
-return {state[1] or '', state[2] or '', leases()}
+return {state[1] or '', state[2] or '', text(now()), leases(is_ordered())}
 """
 )
-"""Returns the cluster, its secrets, leases."""
+"""Returns the cluster, its secrets, the time, leases and beats."""
 
 JOIN: Final = Script(
     _COMMON
@@ -99,7 +148,10 @@ if redis.call('HGET', s, 't:' .. node) ~= token then
   redis.call('HSET', s, 't:' .. node, token)
 end
 local incarnation = redis.call('HGET', s, 'n:' .. node)
-renew(node, incarnation, words)
+local time = now()
+local number = is_ordered() and next_number(time) or nil
+if number then redis.call('ZADD', z, number, '=' .. node) end
+report(node, incarnation, words, time, number)
 return {'done', node, incarnation}
 """
 )
@@ -113,21 +165,71 @@ not known here: the data are gone, or older than the store), 'secret' (none of t
 RENEW: Final = Script(
     _COMMON
     + """
-local incarnation = redis.call('HGET', s, 'n:' .. ARGV[1])
-if not incarnation or tonumber(incarnation) < tonumber(ARGV[2]) then return {'lost'} end
-if incarnation ~= ARGV[2] then return {'fenced'} end
-renew(ARGV[1], incarnation, ARGV[3])
-return {'done', redis.call('HGET', s, 'secrets') or '', leases()}
+local function complete(number)
+  local there = {}
+  for _, node in ipairs(redis.call('HKEYS', l)) do
+    there['=' .. node] = true
+    if not redis.call('ZSCORE', z, '=' .. node) then
+      local ms = string.match(redis.call('HGET', l, node), '^%d+ %d+ (%d+)')
+      local beat = text(math.min(ms * 1000, number - 1))
+      redis.call('ZADD', z, beat, '=' .. node, '-' .. number, node)
+    end
+  end
+  for _, field in ipairs(redis.call('ZRANGEBYSCORE', z, '(0', '+inf')) do
+    if not there[field] then
+      redis.call('ZREM', z, field)
+      redis.call('ZADD', z, '-' .. number, string.sub(field, 2))
+    end
+  end
+end
+
+local function changed(since)
+  local nodes, leases = redis.call('ZRANGEBYSCORE', z, '-inf', '(-' .. since), {}
+  for from = 1, #nodes, 4000 do
+    local part = redis.call('HMGET', l, unpack(nodes, from, math.min(from + 3999, #nodes)))
+    for i = 1, #part do leases[#leases + 1] = part[i] end
+  end
+  return nodes, leases
+end
+
+local node, incarnation, words, is_told, since, dead_beat, dead = unpack(ARGV, 1, 7)
+local state = redis.call('HMGET', s, 'n:' .. node, 'secrets', 'schema')
+if not state[1] or tonumber(state[1]) < tonumber(incarnation) then return {'lost'} end
+if state[1] ~= incarnation then return {'fenced'} end
+local secrets, time = state[2] or '', now()
+if state[3] ~= '2' then
+  report(node, incarnation, words, time)
+  return {'all', secrets, '', text(time), leases()}
+end
+
+local number, is_known = next_number(time), redis.call('ZSCORE', z, '=' .. node) == since
+redis.call('ZADD', z, number, '=' .. node)
+if not is_known or is_told == '0' then report(node, incarnation, words, time, number) end
+if not is_known then
+  if redis.call('HLEN', l) ~= redis.call('ZCOUNT', z, '(0', '+inf') then complete(number) end
+  return {'all', secrets, number, text(time), leases(true)}
+end
+local kind, from = 'news', '(0'
+if dead ~= '0' and redis.call('ZCOUNT', z, '(0', dead_beat) == tonumber(dead) then
+  kind, from = 'rest', '(' .. dead_beat
+end
+local silent = redis.call('ZRANGEBYSCORE', z, from, since, 'WITHSCORES')
+return {kind, secrets, number, text(time), silent, changed(since)}
 """
 )
-"""ARGV: a node; its incarnation; its report about itself. Returns 'done', the secrets and all
-leases; 'fenced'; or 'lost', as JOIN does."""
+"""ARGV: a node; its incarnation; its report about itself; of what it has heard: whether that report
+was taken, the number of its last renewal (or nothing), the beat up to which nodes are dead, how
+many these are. Returns 'news', the secrets, the number of this renewal, the time, the nodes that
+renewed nothing since, with their beats, as `z` has them, those whose leases changed since, and
+these leases (nil: it went); or 'rest', likewise without those dead, who still are; or 'all',
+likewise until the time, all leases, and the beats that `z` has; 'fenced'; or 'lost', as JOIN
+does."""
 
 LEAVE: Final = Script(
     _COMMON
     + """
 if redis.call('HGET', s, 'n:' .. ARGV[1]) ~= ARGV[2] then return 0 end
-return redis.call('HDEL', l, ARGV[1])
+return drop(ARGV[1])
 """
 )
 """ARGV: a node; its incarnation. The node stopped in order: its lease goes at once."""
@@ -135,12 +237,13 @@ return redis.call('HDEL', l, ARGV[1])
 REMOVE: Final = Script(
     _COMMON
     + """
+if redis.call('HGET', s, 'node:' .. ARGV[2]) == '-' .. ARGV[1] then return 0 end
 redis.call('HSET', s, 'node:' .. ARGV[2], '-' .. ARGV[1])
-redis.call('HDEL', l, ARGV[1])
+drop(ARGV[1])
 return redis.call('HINCRBY', s, 'n:' .. ARGV[1], 1)
 """
 )
-"""ARGV: a node; its store. Its processes are fenced, and it cannot join again."""
+"""ARGV: a node; its store. Its processes are fenced, and it cannot join again. Idempotent."""
 
 REPLACE_SECRETS: Final = Script(
     _COMMON
@@ -170,8 +273,8 @@ class LeaseTable:
 
     async def peek(self) -> JoinState:
         """Returns the present state; changes nothing."""
-        cluster, secrets, leases = await self._run(PEEK)
-        return JoinState(cluster.decode(), _digests(secrets), _leases(leases))
+        cluster, secrets, time, leases, beats = await self._run(PEEK)
+        return JoinState(cluster.decode(), _digests(secrets), _leases(leases, beats, int(time)))
 
     async def join(
         self,
@@ -210,11 +313,13 @@ class LeaseTable:
         commands = read_info(await self._caller.call(b"INFO", b"commandstats"))
         return seems_emptied(commands, int(await self._caller.call(b"DBSIZE")))
 
-    async def renew(self, me: Joined, words: bytes) -> Renewed:
-        """Raises Fenced, Lost."""
-        answer = await self._run(RENEW, me.node, me.incarnation, words)
-        if answer[0] == b"done":
-            return Renewed(_digests(answer[1]), _leases(answer[2]))
+    async def renew(self, me: Joined, words: bytes, heard: HeardLeases) -> Renewed:
+        """Renews the lease, and adds the news to what was `heard`. Raises Fenced, Lost."""
+        known = (heard.words == words, heard.number, heard.dead_beat, len(heard.dead))
+        answer = await self._run(RENEW, me.node, me.incarnation, words, *known)
+        if answer[0] in (b"news", b"rest", b"all"):
+            heard.words = words
+            return _renewed(answer, heard)
         if answer[0] == b"fenced":
             raise Fenced(
                 f"node {me.node} was started elsewhere, or removed from the cluster: this process"
@@ -257,12 +362,39 @@ def _digests(text: bytes) -> tuple[bytes, ...]:
     return tuple(bytes.fromhex(each) for each in text.decode().split(",") if each)
 
 
-def _leases(answer: object) -> Leases:
-    assert isinstance(answer, list)
-    now, flat = answer
-    found = {}
-    for node, value in zip(flat[::2], flat[1::2], strict=True):
-        incarnation, beat, renewed, words = value.split(b" ", 3)
-        age_s = (int(now) - int(renewed)) / 1000
-        found[int(node)] = Lease(int(incarnation), int(beat), age_s, words)
-    return found
+def _renewed(answer: Sequence[Any], heard: HeardLeases) -> Renewed:
+    kind, secrets, number, time, *told = answer
+    silent: dict[int, int] = {}
+    if kind == b"all":
+        leases, beats = told
+        news = LeaseNews(_leases(leases, beats, int(time)), {}, (), is_whole=True)
+    else:
+        still, nodes, leases = told
+        silent = {**(heard.dead if kind == b"rest" else {}), **_beats(still)}
+        changed = dict(zip(map(int, nodes), leases, strict=True))
+        there = {node: _lease(each, None, int(time)) for node, each in changed.items() if each}
+        news = LeaseNews(there, silent, changed.keys() - there.keys(), is_whole=False)
+    heard.hear(number, silent)
+    return Renewed(_digests(secrets), news, int(time) * 1000)
+
+
+def _leases(flat: Sequence[bytes], renewed: Sequence[bytes], now: int) -> Leases:
+    beats = _beats(renewed)
+    return {int(node): _lease(packed, beats.get(int(node)), now) for node, packed in _pairs(flat)}
+
+
+def _lease(packed: bytes, beat: int | None, now: int) -> Lease:
+    """Returns a lease at `now`, in microseconds; `beat`: a later one."""
+    incarnation, first, time, words = packed.split(b" ", 3)
+    renewed = int(time) * 1000 if beat is None else beat
+    return Lease(
+        int(incarnation), int(first) if beat is None else beat, (now - renewed) / 1e6, words
+    )
+
+
+def _beats(flat: Sequence[bytes]) -> dict[int, int]:
+    return {int(field[1:]): int(beat) for field, beat in _pairs(flat)}
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)

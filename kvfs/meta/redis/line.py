@@ -268,12 +268,19 @@ def _number(line: bytes) -> int:
 
 def _simple(kind: int, line: bytes) -> Any:
     if kind == 0x3A:  # :
-        return int(line)
+        try:
+            return int(line)
+        except ValueError:
+            raise _strange(kind, line) from None
     if kind == 0x2B:  # +
         return line
     if kind == 0x2D:  # -
         return ErrorReply(line.decode(errors="replace"))
-    raise ServerLost(
+    raise _strange(kind, line)
+
+
+def _strange(kind: int, line: bytes) -> ServerLost:
+    return ServerLost(
         f"the server does not speak Redis' protocol: it says {bytes([kind]) + line[:32]!r}"
     )
 

@@ -61,6 +61,7 @@ class EngineLocation(NamedTuple):
 
 
 _URL: Final = re.compile(r"([^:/?#]+)://([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
+_is_scheme: Final = re.compile(r"[A-Za-z0-9+.-]+").fullmatch
 _KINDS: Final = {
     "redis": Kind.SERVER,
     "rediss": Kind.SERVER,
@@ -100,10 +101,12 @@ def _split(url: str) -> SplitResult:
 def shown(url: str) -> str:
     """Returns the URL without its secrets."""
     scheme, separator, rest = url.partition("://")
-    if not separator:
+    if not separator or not _is_scheme(scheme):
         return "that"
     authority, slash, path = rest.partition("/")
     path, _, _ = path.partition("?")
+    if scheme != "unix":
+        path = path.rpartition("@")[2]  # of a URL within a URL, as it may be pasted
     return f"{scheme}://{authority.rpartition('@')[2].partition('?')[0]}{slash}{path}"
 
 

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvfs.base.errors import Conflict
+from kvfs.meta import keys
 from kvfs.meta.redis.calling import RetryingClient
+from kvfs.meta.redis.identity import TOGETHER as TOGETHER_LAYOUT
 from kvfs.meta.redis.location import EngineLocation
-from kvfs.meta.redis.scripts import Script
-
-_PASSED: Final = 1 << 32
-"""Entries that a log may have had which nobody knows of any more."""
+from kvfs.meta.redis.scripts import PASSED, TOP, Script, keys_of
 
 CLEAR: Final = Script(
     """
@@ -63,6 +62,52 @@ return 1
 """ARGV: a number; a new token. The log begins anew, so far beyond all known positions that each
 replica finds a gap, and is read anew."""
 
+DISCARD: Final = Script(
+    """
+local h, s, x = KEYS[1], KEYS[3], KEYS[4]
+redis.call('HDEL', h, ARGV[1])
+redis.call('HSET', h, ARGV[2], '')
+redis.call('DEL', x)
+redis.call('HDEL', s, 'marks', 'grown')
+local last = tonumber(redis.call('HGET', s, 'position') or 0)
+redis.call('HSET', s, 'position', string.format('%.0f', last + tonumber(ARGV[3])), 'token', ARGV[4])
+return 1
+"""
+)
+"""ARGV: the key of the schema's version; that of the mark of an unfinished copy; a number; a new
+token. The metadata are none until they are copied, and each replica is read anew."""
+
+TOGETHER: Final = Script(
+    """
+local h, s = KEYS[1], KEYS[3]
+redis.call('HSET', s, 'layout', ARGV[1])
+for _, field in ipairs(redis.call('HKEYS', s)) do
+  if field == 'moved' or string.sub(field, 1, 6) == 'moved:' then redis.call('HDEL', s, field) end
+end
+for i = 2, #ARGV do redis.call('HDEL', h, ARGV[i]) end
+return 1
+"""
+)
+"""In TOP. ARGV: the layout of metadata that are all in one shard; places of namespaces, and the
+intention. No namespace has a shard of its own any more."""
+
+
+async def discard_shards(
+    location: EngineLocation, deadline_s: float, top: RetryingClient, spaces: Sequence[bytes]
+) -> None:
+    """Discards metadata of which these namespaces have shards of their own, until a copy is
+    finished; killed, it is begun anew. Raises Unavailable, Invalid."""
+    token = secrets.token_hex(8).encode()
+    await top.script(DISCARD, keys.VERSION, keys.copying(0), PASSED, token)
+    for space in spaces:
+        caller = RetryingClient(location, deadline_s, keys.unpack_node(space))
+        try:
+            await caller.call(b"UNLINK", *keys_of(location.prefix, keys.unpack_node(space)))
+        finally:
+            caller.stop()
+    places = [keys.PLACE + each for each in (*spaces, keys.pack_u16(TOP))]
+    await top.script(TOGETHER, TOGETHER_LAYOUT.encode(), *places, keys.INTENTION)
+
 
 class Restoring:
     """The restoring of metadata on one server; all methods raise Unavailable, Invalid."""
@@ -99,7 +144,7 @@ class Restoring:
 
     async def restart(self) -> None:
         """Makes replicas be read anew from here on."""
-        await self._caller.script(RESTART, _PASSED, secrets.token_hex(8).encode())
+        await self._caller.script(RESTART, PASSED, secrets.token_hex(8).encode())
 
     def close(self) -> None:
         """Idempotent."""

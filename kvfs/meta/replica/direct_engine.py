@@ -1,84 +1,64 @@
-"""Transactions on the server alone, for a process that has no metadata replica: a copy of the
-metadata, their rebuilding.
+"""Transactions for a process that is no node: a copy of the metadata, their rebuilding.
 
-The function runs in the caller's thread, and each read that it makes is a round trip. Its reads and
-writes are then proposed as a node does it (`kvfs.meta.redis.log`), so replicas hear of it.
+It makes a metadata replica in a temporary directory (TMPDIR: some 400 bytes a file), which is read
+from the server at its first use, and proposes as a node does it (`kvfs.meta.redis.log`), so
+replicas hear of it. The server keeps no order of its keys: whoever wants ranges needs them all.
 
 Invariants
-- Everything that a run of the function reads existed at one moment after the call began. If another
-  process commits between two reads, all of them are done again, together, and the function is run
-  again.
+- Everything that a run of the function reads existed at one moment after the call began; of
+  namespaces with shards of their own, each at a moment of its own.
 - A transaction whose answer was lost is not committed twice: it has a number that grows.
 """
 
 import secrets
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
 from kvfs.base.clock import now
-from kvfs.base.errors import Conflict, Unavailable
+from kvfs.base.errors import Conflict, NotSupported, Unavailable
+from kvfs.meta import exclusive, keys
 from kvfs.meta.engine import Transaction
+from kvfs.meta.exclusive import REVOKED_S, Excluded
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.redis.about import read_info
 from kvfs.meta.redis.calling import RetryingClient, locate
-from kvfs.meta.redis.log import BEGIN, PROPOSE, Proposal, proposed, read_answer
-from kvfs.meta.redis.scripts import COMMON, Item, Pair, Script
+from kvfs.meta.redis.log import Proposal
+from kvfs.meta.redis.restoring import discard_shards
+from kvfs.meta.redis.scripts import TOP
+from kvfs.meta.replica.applier import Applier
+from kvfs.meta.replica.committer import Proposer
+from kvfs.meta.replica.follower import Follower
+from kvfs.meta.replica.local_namespaces import LocalNamespaces
+from kvfs.meta.replica.local_writes import LocalWrites
+from kvfs.meta.replica.replica_mark import new_mark
 from kvfs.meta.replica.replica_view import View
+from kvfs.meta.shards.shard_map import ShardMap, is_half_moved
 
 T = TypeVar("T")
 DEADLINE_S: Final = 10.0
-_FIRST_KEYS: Final = 256
-_MORE_KEYS: Final = 2_048
-"""Keys of a range in one request: most are left early, or read to a page's end (`engine_copy`)."""
-_DONE: Final = b"1"
-_NOBODY: Final = (b"", b"")
+_NOBODY: Final = 0
 """Stands in for a node's number and incarnation."""
 
-READ: Final = Script(
-    COMMON
-    + """
-local state = redis.call('HMGET', s, 'position', 'token')
-local first, last = list()
-local found, ranges = values(ARGV, first, last), {}
-first, last = list()
-for i = first, last, 3 do
-  local keys, those = range(i)
-  ranges[#ranges + 1] = {keys, those}
-end
-return {state[1] or '', state[2] or '', found, ranges}
-"""
-)
-"""ARGV: keys; start, end, limit of ranges. Returns position and token ('' where there never was a
-log), values, and keys and values of each range: all as of one moment."""
 
+class _Shard(NamedTuple):
+    """A shard of the replica."""
 
-class _Mark(NamedTuple):
-    """A moment of the server, as PROPOSE takes it."""
-
-    position: bytes
-    token: bytes
-
-
-class _Range(NamedTuple):
-    """The first `limit` keys from `start` on, before `end`."""
-
-    start: bytes
-    end: bytes
-    limit: int
-
-
-class _Moved(BaseException):
-    """Leaves a function between whose reads another process committed; not an Exception, so that no
-    handler of the function's own takes it for an error."""
+    caller: RetryingClient
+    follower: Follower
+    proposer: Proposer
 
 
 class DirectEngine:
     """The metadata at `url` (`location.HELP`), for threads without an event loop. `node`: as which
     node transactions run. `deadline_s` bounds each request, and how long a transaction is tried.
-    Raises Unavailable, NotSupported, Invalid."""
+    Raises Unavailable, NotSupported, Invalid; NoSpace (the temporary directory)."""
 
     def __init__(
         self,
@@ -87,11 +67,10 @@ class DirectEngine:
         node: bytes = b"",
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        self._node = node
         self._location = locate(url)
         self._caller = RetryingClient(self._location, deadline_s)
-        self._name = secrets.token_hex(8).encode()
-        self._number = 0
+        self._shards = ShardMap()
+        self._all: dict[int, _Shard] = {}
         self._turn = trio.Lock()
         self._stop = trio.Event()
         started: Future[trio.lowlevel.TrioToken] = Future()
@@ -100,30 +79,65 @@ class DirectEngine:
         )
         self._thread.start()
         self._token = started.result()
+        self._directory = tempfile.TemporaryDirectory(prefix="kvfs-engine-")
+        self._local: EmbeddedEngine | None = None
         try:
-            self._call(self._caller.examine, None)
+            self._cluster = self._call(self._caller.examine, None)
+            self._local = EmbeddedEngine(self._directory.name)
+            self._local.node = node
+            self._privates, self._locals = LocalWrites(self._local), LocalNamespaces(self._local)
+            self._all = {TOP: self._opened(TOP, self._caller)}
+            self._shards.followed = self._all
         except BaseException:
             self.close()
             raise
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
-        """Runs `fn` on a read-only view. Raises Unavailable; Conflict if others commit all the
-        time."""
-        result, _ = self._run(fn, self._end(), _Snapshot(self._read), writable=False)
-        return result
+        """Runs `fn` on a read-only view. Raises Unavailable."""
+        local: EmbeddedEngine = self._call(self._catch_up)
+        return local.read_now(lambda t: fn(View(t, local.node, writable=False)))
 
     def transact_now(self, fn: Callable[[Transaction], T]) -> T:
         """Runs `fn` and commits its writes. Raises Unavailable: then it may be committed or not;
-        Conflict, NoSpace."""
-        end = self._end()
+        Conflict, NoSpace, TooLarge, NotSupported (it changes two shards), Busy (other nodes change
+        names there all the time)."""
+        end = now() + self._caller.deadline_s
         while True:
-            snapshot = _Snapshot(self._read)
-            result, view = self._run(fn, end, snapshot, writable=True)
-            if not view.is_needed or self._call(self._propose, view.proposal(), snapshot.mark):
+            local: EmbeddedEngine = self._call(self._catch_up)
+            try:
+                result, view = local.read_now(partial(_run, fn, local.node))
+            except Excluded as found:
+                if now() >= end:
+                    raise
+                self._end_exclusive(found.namespace_id)
+                continue
+            if not view.is_needed:
                 return result
-            _check(end)
+            if self._call(self._propose, view.proposal(is_elsewhere=True)):
+                return result
+            if now() >= end:
+                raise Conflict("others committed first until the deadline: try again")
 
-    async def sync(self) -> None:
+    def _end_exclusive(self, namespace_id: int) -> None:
+        """Ends the exclusive delegation of a node: it gives it back, or has ceased to believe."""
+
+        def ask(t: Transaction) -> bytes | None:
+            which = exclusive.of_other(t, namespace_id)
+            if which is not None:
+                exclusive.ask_back(t, namespace_id, which)
+            return which
+
+        which = self.transact_now(ask)
+        if which is not None:
+            time.sleep(REVOKED_S)
+            self.transact_now(lambda t: exclusive.end(t, namespace_id, which))
+
+    def refresh_now(self) -> None:
+        """Forgets what it read of the server, and has it read anew at the next use. Raises
+        Unavailable."""
+        self._call(self._begin_anew)
+
+    async def sync(self, namespace_id: int | None = None) -> None:  # noqa: ARG002 -- all is one
         """Makes everything committed before the call kept, as `promise` says. Raises
         Unavailable."""
         await trio.to_thread.run_sync(self.promise)
@@ -131,8 +145,14 @@ class DirectEngine:
     def promise(self) -> str:
         """Makes the server keep the commits; returns which of them survive its death from now on.
         Raises Unavailable."""
-        promise: str = self._call(self._caller.keep)
-        return promise
+        promises: list[str] = [self._call(each.caller.keep) for each in self._all.values()]
+        return promises[0]
+
+    def discard_shards(self) -> None:
+        """Discards metadata of which namespaces have shards of their own, and these shards; others
+        stay. Killed: an unfinished copy is there, and it is done by the next call. Raises
+        Unavailable."""
+        self._call(self._discard)
 
     def place(self) -> tuple[str, int, str]:
         """Returns the server's identity, the database and the prefix: equal for two engines that
@@ -143,40 +163,85 @@ class DirectEngine:
     def close(self) -> None:
         """Ends the thread, and the waits of others; idempotent."""
         if self._thread.is_alive():
-            self._token.run_sync_soon(self._caller.stop)
+            for caller in (self._caller, *(each.caller for each in self._all.values())):
+                self._token.run_sync_soon(caller.stop)
             self._token.run_sync_soon(self._stop.set)
             self._thread.join()
+        if self._local is not None:
+            self._local.close()
+        self._directory.cleanup()
 
-    def _end(self) -> float:
-        return now() + self._caller.deadline_s
+    def _opened(self, shard: int, caller: RetryingClient) -> _Shard:
+        """Returns a shard that is to be read."""
+        assert self._local is not None, "it is open"
+        parts = self._privates, self._locals
+        mark = new_mark(self._cluster, _NOBODY)
+        applier = Applier(
+            *(self._local, mark, lambda _token: False, lambda _applied: None),
+            *(*parts, self._shards, shard),
+        )
+        follower = Follower(applier, caller, caller)
+        head = (_NOBODY, _NOBODY, secrets.token_hex(8).encode())
+        proposer = Proposer(
+            *(self._local, applier, follower, caller, *parts),
+            lambda _t, _ino, _published_at: True,
+            head,
+            self._shards,
+        )
+        return _Shard(caller, follower, proposer)
 
-    def _run(
-        self, fn: Callable[[Transaction], T], end: float, snapshot: "_Snapshot", *, writable: bool
-    ) -> tuple[T, View]:
-        """Runs `fn`; returns its result, and the view with its reads and writes."""
-        while True:
-            view = _DirectView(snapshot, self._node, writable=writable)
-            try:
-                return fn(view), view
-            except _Moved:
-                _check(end)
+    async def _catch_up(self) -> EmbeddedEngine:
+        """Returns the replica, with everything that was committed before the call."""
+        assert self._local is not None, "it is open"
+        await _bring_up(self._all[TOP])
+        if self._shards.is_used:
+            self._local.read_now(_refuse_half_done)
+        for space in self._shards.spaces:
+            shard = keys.unpack_node(space)
+            if shard not in self._all:
+                caller = RetryingClient(self._location, self._caller.deadline_s, shard)
+                self._all[shard] = self._opened(shard, caller)
+                if await caller.call(b"HGET", caller.state, b"position") is None:
+                    raise Unavailable(
+                        f"the engine {self._location.shown} lost the metadata of namespace {shard},"
+                        f" by {caller.at}: restore what that server had, or recreate all metadata"
+                        " with kvfs rebuild --replace"
+                    )
+            await _bring_up(self._all[shard])
+        return self._local
 
-    def _read(self, keys: Sequence[bytes], ranges: Sequence[_Range]) -> list[Any]:
-        arguments: list[Item] = [len(keys), *keys, 3 * len(ranges)]
-        for each in ranges:
-            arguments += each
-        found: list[Any] = self._call(self._caller.script, READ, *arguments)
-        return found
+    async def _propose(self, proposal: Proposal) -> bool:
+        if not self._shards.is_used:
+            return await self._all[TOP].proposer.propose(proposal)
+        parts = self._shards.divided(proposal, TOP)
+        if len(parts) != 1:
+            raise NotSupported(
+                f"namespaces at {self._location.shown} have shards of their own (`kvfs engine"
+                " spread`), which are not changed together: --replace, of all metadata, brings them"
+                " together first"
+            )
+        ((shard, part),) = parts.items()
+        return await self._all[shard].proposer.propose(part)
 
-    async def _propose(self, proposal: Proposal, mark: _Mark | None) -> bool:
-        """Returns whether it is committed; else it has to be run again."""
-        if mark is None or not mark.position:
-            # `HSETNX` leaves a log as it is.
-            mark = _Mark(*map(_text, await self._caller.script(BEGIN)))
-        self._number += 1
-        head: list[Item] = [*_NOBODY, self._name, self._number, *mark, b"before", b""]
-        answer = read_answer(await self._caller.script(PROPOSE, *head, *proposed(proposal)))
-        return answer.results == _DONE
+    async def _discard(self) -> None:
+        assert self._local is not None, "it is open"
+        top = self._all[TOP]
+        await _bring_up(top)
+        if not self._shards.is_used:
+            return
+        found = {*self._shards.spaces, *self._shards.shut}
+        deadline_s = self._caller.deadline_s
+        await discard_shards(self._location, deadline_s, self._caller, sorted(found))
+        for shard in self._all.keys() - {TOP}:
+            self._all.pop(shard).caller.stop()
+        top.follower.begin_anew()
+        await _bring_up(top)
+        self._local.read_now(self._shards.load)
+
+    async def _begin_anew(self) -> None:
+        for each in self._all.values():
+            if each.follower.whole.is_set():
+                each.follower.begin_anew()
 
     def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """Does a step in the engine's loop, one after the other."""
@@ -195,68 +260,26 @@ class DirectEngine:
         await self._stop.wait()
 
 
-class _Snapshot:
-    """Answers of the server, all as of one moment."""
-
-    def __init__(self, read: Callable[[Sequence[bytes], Sequence[_Range]], list[Any]]) -> None:
-        self._read = read
-        self.mark: _Mark | None = None
-        """None: nothing was asked yet."""
-        self._values: dict[bytes, bytes | None] = {}
-        self._ranges: dict[_Range, list[Pair]] = {}
-
-    def get(self, key: bytes, /) -> bytes | None:
-        self.ask([key])
-        return self._values[key]
-
-    def scan(self, start: bytes, end: bytes, /) -> Iterator[Pair]:
-        limit = _FIRST_KEYS
-        while start < end:
-            asked = _Range(start, end, limit)
-            self.ask((), [asked])
-            pairs = self._ranges[asked]
-            yield from pairs
-            if len(pairs) < limit:
-                return
-            start, limit = pairs[-1][0] + b"\0", _MORE_KEYS
-
-    def ask(self, keys: Sequence[bytes], ranges: Sequence[_Range] = ()) -> None:
-        """Makes them known. Raises _Moved: then everything ever asked for is known anew."""
-        new_keys = [key for key in dict.fromkeys(keys) if key not in self._values]
-        new_ranges = [each for each in ranges if each not in self._ranges]
-        if not new_keys and not new_ranges:
-            return
-        mark = self._learn(new_keys, new_ranges)
-        if self.mark in (None, mark):
-            self.mark = mark
-            return
-        self.mark = self._learn(list(self._values), list(self._ranges))
-        raise _Moved
-
-    def _learn(self, keys: Sequence[bytes], ranges: Sequence[_Range]) -> _Mark:
-        position, token, values, found = self._read(keys, ranges)
-        self._values.update(zip(keys, values, strict=True))
-        for each, (names, those) in zip(ranges, found, strict=True):
-            self._ranges[each] = list(zip(names, those, strict=True))
-        return _Mark(position, token)
+async def _bring_up(shard: _Shard) -> None:
+    """Returns when the shard is whole, with all that was committed there before the call."""
+    if shard.follower.whole.is_set():
+        try:
+            await shard.follower.catch_up_by(shard.caller)
+        except Unavailable:
+            if shard.follower.whole.is_set():
+                raise
+    await shard.follower.fill()
 
 
-class _DirectView(View):
-    """A view whose base is a snapshot: keys that are asked for together cost one round trip."""
-
-    def __init__(self, snapshot: _Snapshot, node: bytes, *, writable: bool) -> None:
-        super().__init__(snapshot, node, writable=writable)
-        self._snapshot = snapshot
-
-    def get_many(self, names: Sequence[bytes], /) -> list[bytes | None]:
-        self._snapshot.ask([key for key in names if key not in self.writes])
-        return super().get_many(names)
+def _refuse_half_done(t: Transaction) -> None:
+    """Raises Conflict while a change of a namespace is under way over two shards."""
+    places = t.scan(keys.PLACE, keys.after(keys.PLACE))
+    if t.get(keys.INTENTION) is not None or any(is_half_moved(value) for _, value in places):
+        raise Conflict("a change of a namespace is half done: start a node, which ends it")
 
 
-def _check(end: float) -> None:
-    if now() >= end:
-        raise Conflict("others committed first until the deadline: try again")
-
-
-def _text(value: bytes | int) -> bytes:
-    return value if isinstance(value, bytes) else b"%d" % value
+def _run(fn: Callable[[Transaction], T], node: bytes, t: Transaction) -> tuple[T, View]:
+    view = View(t, node)
+    result = fn(view)
+    exclusive.check(view, [*view.writes, *view.merges])
+    return result, view

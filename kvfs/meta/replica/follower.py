@@ -10,68 +10,150 @@ A replica is as fresh as the moment at which a request was sent that brought eve
 `heard_at`, by a clock that goes on while the machine sleeps.
 """
 
+import contextlib
 import logging
-from collections import deque
+import math
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 import trio
 
 from kvfs.base import detach
 from kvfs.base.clock import now
-from kvfs.base.errors import KvfsError, Unavailable
+from kvfs.base.errors import EngineAway, KvfsError, NoSpace, Unavailable
+from kvfs.meta import keys
+from kvfs.meta.node_leases import Lost
 from kvfs.meta.redis.calling import RetryingClient
-from kvfs.meta.redis.log import BEGIN, ENTRIES, PAGE, POSITION, LogReply, read_answer, read_entries
+from kvfs.meta.redis.log import (
+    BEGIN,
+    ENTRIES,
+    MISSING,
+    POSITION,
+    LogEntry,
+    LogReply,
+    read_answer,
+    read_entries,
+)
+from kvfs.meta.redis.scripts import TOP
 from kvfs.meta.replica.applier import Applier
 from kvfs.meta.replica.leader_batch import LeaderBatch, Waiting
 
 _BLOCK_S: Final = 0.5
 """Time for which the server holds a request when there is nothing new."""
-_GATHER_S: Final = 0.01
-_OFTEN: Final = 8
-"""If the last so many answers to this node's own requests came within as many times _GATHER_S, the
-log is read every _GATHER_S: those answers bring the others' commits just as soon, and each of its
-own commits would end the wait for nothing."""
+_GATHER_S: Final = 0.025
+"""Time between two reads of the log under load: a read costs as much as many entries, and each of
+this node's own commits would end the wait for nothing."""
+_BURST: Final = 5
+_CALM_PER_S: Final = 250
+"""Entries of the log that are read at once: so many, and as many more each second. A reader waits
+for a file that was just closed, and few other commits are no load."""
 _PAGE_KEYS: Final = 2_000
+_SCANNED: Final = b"0"
+"""The cursor with which a scan begins, and which says that it has ended."""
 _RETRY_S: Final = 0.25
+_FULL_RETRY_S: Final = 5.0
+"""Time until the next attempt where this node has no space: each may read all that the server
+has."""
+_FEWER: Final = 64
+"""One part in so many of its keys that the server has to lose until all is read anew for that."""
 _log = logging.getLogger(__name__)
+
+
+async def _cannot(_shards: Collection[int]) -> bool:
+    return False
+
+
+class _CatchUp(Waiting):
+    """A caller that waits until the replica holds all of before its call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.since = now()
 
 
 class Follower:
     """The follower of one replica. `asking` serves look-ups that need certainty, `following` the
     log."""
 
-    def __init__(self, applier: Applier, asking: RetryingClient, following: RetryingClient) -> None:
+    def __init__(
+        self,
+        applier: Applier,
+        asking: RetryingClient,
+        following: RetryingClient,
+        bring_back: Callable[[Collection[int]], Awaitable[bool]] = _cannot,
+    ) -> None:
+        """`bring_back` has all of namespaces here, to the ends of their own logs; returns whether
+        it is."""
+        self._bring_back = bring_back
         self._applier = applier
         self._asking = asking
         self._following = following
-        self._turns = LeaderBatch[Waiting](self._ask_for_all)
+        self._whose = "" if applier.shard == TOP else f"namespace {applier.shard}: "
+        """How messages begin."""
+        self._turns = LeaderBatch[_CatchUp](self._ask_for_all)
         self.whole = trio.Event()
-        self._taken_at = deque[float](maxlen=_OFTEN)
-        """Times of the latest answers to other tasks' requests."""
         self.heard_at = 0.0
-        """The time, by `now`, at which the replica held everything committed; 0: not heard yet."""
+        """The time, by `now`, at which the replica held everything committed; 0: not heard yet, or
+        the engine has lost that."""
+        self.known_at = 0.0
+        """The same time, whatever the engine has lost since."""
+        self._committed_at = self._committing_since = 0.0
+        """The times, likewise, at which this node's last commit was sent, which brought everything,
+        and the first of those that came less than _GATHER_S apart."""
+        self._was_behind = False
+        """Whether the last such question brought anything: then the next is likely to."""
+        self._full_at = 0
+        """The number of the server's keys when this node had no space for them; 0: it had."""
+        self._is_short = False
+        """Whether what has gone is dropped before anything is read anew."""
         self.failure: Unavailable | None = None
         """The reason why everything is refused until the engine is heard again."""
+        self._is_lacking_space = False
+        """Whether that is a lack of space on this host."""
+        self._heard_again = trio.lowlevel.ParkingLot()
 
-    def take(self, answer: LogReply, sent_at: float) -> bool:
+    async def take(self, answer: LogReply, sent_at: float) -> bool:
         """Applies an answer to a request sent at `sent_at`; returns whether that was everything.
         Raises Unavailable."""
-        self._taken_at.append(now())
         status = answer.status
         if status in ("ok", "behind"):
             if not self._applier.follows(answer.entries):
                 status = "gap"
             else:
-                self._applier.apply(answer.entries)
+                await self._apply(answer.entries)
                 if status == "ok":
                     self._heard(sent_at)
                 return status == "ok"
         if status == "gap":
             self._unwhole()
             raise Unavailable("the metadata replica is being read anew: try again")
-        self.failure = self._lost(status)
+        self.failure, self._is_lacking_space = self._lost(status), False
         self.heard_at = 0.0
         raise self.failure
+
+    async def _apply(self, entries: Sequence[LogEntry]) -> None:
+        """Applies entries, which follow. Those by which namespaces come back from shards of their
+        own need all of these here, with the ends of their logs: else all is read anew. Raises
+        Unavailable then, too."""
+        applier = self._applier
+        if back := applier.returning(entries):
+            is_here = await self._bring_back(back)
+            if not applier.follows(entries):
+                raise Unavailable("the metadata replica is being read anew: try again")
+            # Others may have applied them meanwhile.
+            applier.brought_back = applier.returning(entries) if is_here else set()
+        applier.apply(entries)
+        applier.brought_back = set()
+        if applier.is_overtaken:
+            if self.whole.is_set():
+                self.begin_anew()
+            raise Unavailable("the metadata replica is being read anew: try again")
+
+    def committed(self, sent_at: float) -> None:
+        """Takes notice of an answered commit of this node, which brought everything of before."""
+        if sent_at - self._committed_at >= _GATHER_S:
+            self._committing_since = sent_at
+        self._committed_at = sent_at
 
     async def catch_up(self) -> None:
         """Returns when the replica holds everything that was committed before the call. Raises
@@ -80,80 +162,166 @@ class Follower:
         All waiting callers share a request."""
         self.check()
         await detach.aside()
-        await self._turns.wait(Waiting())
+        await self._turns.wait(_CatchUp())
 
     def check(self) -> None:
-        """Raises Unavailable at once if the engine did not answer the last caller, or the replica
-        is not whole."""
-        if self.failure is not None:
-            raise Unavailable(str(self.failure))
+        """Raises EngineAway at once if the engine did not answer the last caller, Unavailable if
+        the replica is not whole, or has no space for what others committed."""
         if not self.whole.is_set():
-            raise Unavailable("the metadata replica is being read: try again")
+            reason = self.failure or "the metadata replica is being read: try again"
+            raise Unavailable(str(reason))
+        if self.failure is not None:
+            raise (EngineAway if self.is_away else Unavailable)(str(self.failure))
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the engine does not answer, or has lost what the replica has, which is whole."""
+        has_failed = self.failure is not None and not self._is_lacking_space
+        return has_failed and self.whole.is_set()
+
+    async def until_heard(self) -> None:
+        """Returns when the engine is not away."""
+        while self.is_away:
+            await self._heard_again.park()
+
+    async def until_heard_again(self) -> None:
+        """Returns when the engine is heard the next time, or the replica begins to be read anew; at
+        once while it is away."""
+        if not self.is_away:
+            await self._heard_again.park()
+
+    def check_change(self) -> None:
+        """Does what `check` does, before a change: none is sent whose answer finds no space here.
+        Raises NoSpace too."""
+        if self._applier.is_short:
+            raise NoSpace(self._applier.refusal)
+        self.check()
+
+    def refused(self, error: KvfsError) -> None:
+        """Notes why it is not begun; whoever waits until it is whole learns it."""
+        self.failure = Unavailable(str(error))
+        waited, self.whole = self.whole, trio.Event()
+        waited.set()
 
     def failed(self, error: KvfsError) -> Unavailable:
         """Notes that the engine did not answer in time: others fail at once, until it is heard.
         Returns the error."""
         self.failure = Unavailable(str(error))
+        self._is_lacking_space = isinstance(error, NoSpace)
         self._turns.fail(self.failure)
         return self.failure
 
     async def run(self, task_status: "trio.TaskStatus[None]") -> None:
         """Fills the replica, then follows, until cancelled. Started when it is whole, and up to
-        date."""
-        complained = False
+        date. Raises Lost and NoSpace before that, of the shard of all: to wait would be no use."""
+        complained = is_started = False
         while True:
             try:
                 if not self.whole.is_set():
-                    await self._fill()
+                    await self.fill()
                 await self.catch_up_by(self._following)
                 if complained:
-                    _log.warning("the engine is heard again")
+                    _log.warning("%sthe engine is heard again", self._whose)
                     complained = False
+                is_started = True
                 task_status.started()
                 task_status = trio.TASK_STATUS_IGNORED
                 await self._follow()
             except KvfsError as error:
+                is_awaited = not is_started and self._applier.shard == TOP
+                if is_awaited and isinstance(error, Lost):
+                    raise
                 if not complained:
-                    _log.warning("the metadata are not up to date: %s", error)
+                    _log.warning("%sthe metadata are not up to date: %s", self._whose, error)
                 complained = True
-                await trio.sleep(_RETRY_S)
+                if isinstance(error, Unavailable) and self.whole.is_set() and not self.failure:
+                    self.failed(error)
+                if not isinstance(error, NoSpace):
+                    await trio.sleep(_RETRY_S)
+                elif is_awaited and self._is_short:
+                    raise
+                else:
+                    await self._make_room(is_awaited=is_awaited)
 
     async def _follow(self) -> None:
-        """Follows until something is not as expected. Raises Unavailable."""
+        """Follows until something is not as expected: at once, under load every _GATHER_S; not
+        while this node's own commits bring what there is. Raises Unavailable."""
+        burst, read_at = 0.0, -math.inf
         key = self._following.log
         options = (b"COUNT", ENTRIES, b"BLOCK", round(_BLOCK_S * 1000), b"STREAMS", key)
         while self.whole.is_set():
+            if self._is_told_anyway():
+                await trio.sleep(_GATHER_S)
+                continue
             sent_at, position = now(), self._applier.mark.position
             found = await self._following.call(b"XREAD", *options, b"%d-0" % position)
             entries = read_entries(found[0][1]) if found else []
             if not entries or not self._applier.follows(entries):
                 await self.catch_up_by(self._following)
                 continue
-            self._applier.apply(entries)
+            await self._apply(entries)
             if len(entries) < ENTRIES:
                 self._heard(sent_at)
-            if self._asks_often():
+            before, read_at = read_at, now()
+            burst = max(0.0, burst - (read_at - before) * _CALM_PER_S) + len(entries)
+            if burst > _BURST:
+                burst = min(burst, 2 * _BURST)
                 await trio.sleep(_GATHER_S)
 
-    def _asks_often(self) -> bool:
-        taken = self._taken_at
-        return len(taken) == _OFTEN and now() - taken[0] < _OFTEN * _GATHER_S
+    async def _make_room(self, *, is_awaited: bool) -> None:
+        """Returns when it is to be tried again, after a lack of space here. Where the server has
+        fewer keys by now, or a start waits, the replica is read anew, and drops first what has
+        gone: by the log what was added comes first."""
+        with contextlib.suppress(Unavailable):
+            count = await self._following.call(b"HLEN", self._following.values)
+            self._full_at = self._full_at or count
+            if is_awaited or count < self._full_at - self._full_at // _FEWER:
+                self._full_at, self._is_short = count, True
+                if self.whole.is_set():
+                    self.begin_anew()
+                return
+        await trio.sleep(_FULL_RETRY_S)
+
+    def _is_told_anyway(self) -> bool:
+        """Returns whether commits of this node follow each other closely, so that the next answer
+        comes as soon as a read of the log would."""
+        is_busy = self._committed_at > self._committing_since
+        return is_busy and now() - self._committed_at < _GATHER_S
 
     async def catch_up_by(self, caller: RetryingClient) -> None:
         """Like `catch_up`, for a caller that has a connection of its own."""
         is_all = False
         while not is_all:
             mark, sent_at = self._applier.mark, now()
-            found = await caller.script(POSITION, mark.position, mark.token)
-            is_all = self.take(read_answer(found), sent_at)
+            if not self._was_behind and await self._has_all(caller):
+                self._heard(sent_at)
+                return
+            answer = read_answer(await caller.script(POSITION, mark.position, mark.token))
+            self._was_behind = bool(answer.entries)
+            is_all = await self.take(answer, sent_at)
+
+    async def _has_all(self, caller: RetryingClient) -> bool:
+        """Returns whether the replica has all that the server has, by a question that costs it a
+        tenth of a script's, or has it when this node's own request under way is answered."""
+        mark = self._applier.mark
+        position, token = await caller.call(b"HMGET", caller.state, b"position", b"token")
+        if None in (position, token) or int(position) <= mark.position:
+            return (position, token) == (b"%d" % mark.position, mark.token)
+        return await self._applier.has_or_makes(int(position), token)
+
+    async def until_idle(self) -> None:
+        """Returns when nobody waits."""
+        await self._turns.until_idle()
 
     async def _ask_for_all(self) -> None:
-        """Does one turn for all waiting callers."""
+        """Does one turn for all waiting callers; those need none who waited when a request was sent
+        whose answer has brought everything meanwhile."""
         turns = self._turns
         turns.taken, waiting = list(turns.queue), list(turns.queue)
         turns.queue.clear()
         try:
-            await self.catch_up_by(self._asking)
+            if any(each.since > self.heard_at for each in waiting):
+                await self.catch_up_by(self._asking)
         except KvfsError as error:
             failure = self.failed(error) if self.whole.is_set() else error
             for each in waiting:
@@ -162,41 +330,91 @@ class Follower:
         for each in waiting:
             each.conclude()
 
-    async def _fill(self) -> None:
-        applier = self._applier
+    async def fill(self) -> None:
+        """Reads the replica anew unless it is whole. Raises Unavailable: it is to be begun again.
+
+        HSCAN gives all that is there from its beginning to its end, in no order; what comes,
+        changes or goes meanwhile is in the log. Its cursor means nothing to another server, nor to
+        this one after a restart."""
+        applier, caller = self._applier, self._following
         if applier.mark.filled is None:
             self.whole.set()
             return
-        if not applier.mark.filled:
-            position, token = await self._following.script(BEGIN)
+        position, token = await caller.script(BEGIN)
+        applier.begin(int(position), token, await self._namespaces())
+        _log.info("%sreading all metadata from the engine", self._whose)
+        if (places := applier.places()) and (gone := await caller.script(MISSING, *places)):
+            applier.drop(gone)  # of which shard a key is, is known before it comes
+        if self._is_short:
+            await self._drop_missing(is_following=False)
+            # LMDB gives the pages that a commit freed to the second one after it.
             applier.begin(int(position), token)
-        _log.info("reading all metadata from the engine")
-        is_last = False
-        while not is_last:
-            found = await self._following.script(PAGE, applier.mark.filled or b"", _PAGE_KEYS)
-            is_last = found[0] == 1
-            applier.fill(found[1][::2], found[1][1::2], is_last=is_last)
+        connections, cursor = caller.connections, b""
+        while cursor != _SCANNED:
+            options = (cursor or _SCANNED, b"COUNT", _PAGE_KEYS)
+            cursor, found = await caller.call(b"HSCAN", caller.values, *options)
+            if caller.connections != connections:
+                raise Unavailable("the engine's server changed while all metadata were read")
+            applier.fill(found[::2], found[1::2])
             # What was read is as of now: it is only whole with all that was logged since it began.
-            await self.catch_up_by(self._following)
+            await self.catch_up_by(caller)
+        await self._drop_missing()
         applier.finish()
+        self._full_at, self._is_short = 0, False
         self.whole.set()
+
+    async def _namespaces(self) -> list[tuple[bytes, bytes]]:
+        """Returns the records of all namespaces that the server has: which keys of them are this
+        node's own is known before these come."""
+        if self._applier.shard != TOP:
+            return []
+        caller, found = self._following, list[tuple[bytes, bytes]]()
+        counter = await caller.call(b"HGET", caller.values, keys.counter(0))
+        following = 0 if counter is None else keys.unpack_u64(counter)
+        for first in range(1, following, _PAGE_KEYS):
+            names = [keys.namespace(i) for i in range(first, min(first + _PAGE_KEYS, following))]
+            values = await caller.call(b"HMGET", caller.values, *names)
+            found += [pair for pair in zip(names, values, strict=True) if pair[1] is not None]
+        return found
+
+    async def _drop_missing(self, *, is_following: bool = True) -> None:
+        """Removes what the replica has and the server has not: of before, and what went while it
+        was read, of which the log may reach back no more. `is_following`: whether the log is
+        applied meanwhile, for which there may be no space before."""
+        names = self._applier.names(b"", _PAGE_KEYS)
+        while names:
+            self._applier.drop(await self._following.script(MISSING, *names))
+            if is_following:
+                await self.catch_up_by(self._following)
+            self._applier.filled += len(names)
+            names = self._applier.names(names[-1] + b"\0", _PAGE_KEYS)
+
+    def begin_anew(self) -> None:
+        """Begins to read the replica anew."""
+        self.whole = trio.Event()
+        self._heard_again.unpark_all()
+        self.heard_at = 0.0
+        self._applier.begin(self._applier.mark.position, self._applier.mark.token)
 
     def _unwhole(self) -> None:
         """Begins to read the replica anew: the log without its missing part is useless."""
         if self._applier.mark.filled is None:
-            _log.warning("the engine's log does not reach back to this replica: it is read anew")
-        self.whole = trio.Event()
-        self.heard_at = 0.0
-        self._applier.begin(self._applier.mark.position, self._applier.mark.token)
+            _log.warning(
+                "%sthe engine's log does not reach back to this replica: it is read anew",
+                self._whose,
+            )
+        self.begin_anew()
 
     def _heard(self, sent_at: float) -> None:
         self.failure = None
+        self._heard_again.unpark_all()
         if self.whole.is_set():
             self.heard_at = max(self.heard_at, sent_at)
+            self.known_at = self.heard_at
 
-    def _lost(self, status: str) -> Unavailable:
+    def _lost(self, status: str) -> Lost:
         what = "lost its metadata" if status == "lost" else "went back to older metadata"
-        return Unavailable(
-            f"the engine {self._asking.location.shown} {what}: nothing is built on that; restore"
-            " what it had, or recreate the metadata with kvfs rebuild"
+        return Lost(
+            f"{self._whose}the engine {self._asking.location.shown} {what}: nothing is built on"
+            " that; restore what it had, or recreate the metadata with kvfs rebuild"
         )

@@ -47,6 +47,12 @@ class LeaderBatch(Generic[W]):
         self.taken: list[W] = []
         self._turn = turn
         self._is_busy = False
+        self._idle = trio.lowlevel.ParkingLot()
+
+    async def until_idle(self) -> None:
+        """Returns when nothing waits."""
+        while self._is_busy:
+            await self._idle.park()
 
     async def wait(self, item: W) -> None:
         """Waits until the item is done; raises its error. Cancelled: no turn has taken it, and it
@@ -88,6 +94,8 @@ class LeaderBatch(Generic[W]):
             if self.queue:
                 self.queue[0].is_leader = True
                 self.queue[0].wake()
+            else:
+                self._idle.unpark_all()
 
     async def _one(self) -> None:
         try:

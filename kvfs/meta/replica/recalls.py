@@ -11,7 +11,6 @@ Everything goes through the engine, and its log tells of it: a node that cannot 
 cannot renew its lease either. No clock is used, and no answer from before a restart is believed.
 """
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,12 +18,13 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.base.errors import Busy, KvfsError
+from kvfs.base.errors import Busy
 from kvfs.meta import delegations, keys
 from kvfs.meta.engine import Transaction
+from kvfs.meta.give_backs import GiveBacks
 from kvfs.meta.replica.applier import Applied
-from kvfs.meta.replica.committer import Function, Proposer
-from kvfs.meta.replica.local_writes import Privates
+from kvfs.meta.replica.committer import Commits, Function
+from kvfs.meta.replica.local_writes import LocalWrites
 
 PATIENCE_S: Final = 15.0
 """Time for which a removal waits: longer than it takes to know that a node is dead."""
@@ -33,27 +33,34 @@ RECHECK_S: Final = 0.5
 PAUSE_S: Final = 0.25
 """Time for which a node takes no delegation again: a node that wants to remove a directory needs a
 moment in which there is none, and removes others soon."""
-_RETRY_S: Final = 0.25
 _BATCH: Final = 64
-_log = logging.getLogger(__name__)
+_DELEGATION: Final = keys.DELEGATIONS[0][0]
 
 
 class Recalls:
     """The recalls of one replica. `is_alive`: whether another node may still use its delegation."""
 
     def __init__(
-        self, node: int, privates: Privates, proposer: Proposer, is_alive: Callable[[int], bool]
+        self,
+        node: int,
+        privates: LocalWrites,
+        proposer: Commits,
+        is_alive: Callable[[int], bool],
+        on_exclusive: Callable[[int], None],
     ) -> None:
+        """`on_exclusive` is told of a namespace whose exclusive delegation may be another."""
         self._node = node
         self._privates = privates
         self._proposer = proposer
         self._is_alive = is_alive
+        self._on_exclusive = on_exclusive
         self._paused: dict[int, float] = {}
         """Namespaces, and until when."""
         self._waiting: dict[int, trio.Event] = {}
         """Namespaces in which others' delegations have to go."""
-        self._recalled: dict[int, None] = {}
-        self._wake = trio.Event()
+        self._recalled = GiveBacks(
+            self._give_back, "others wait until new files of this node are known"
+        )
 
     def taking(self, namespace_id: int, fn: Function) -> Function:
         """Returns `fn`, extended to take a delegation if that is possible."""
@@ -69,13 +76,15 @@ class Recalls:
     def applied(self, changed: Iterable[Applied]) -> None:
         """Takes notice of changes that others made in the engine."""
         for key, _, value in changed:
-            if not keys.is_delegation(key):
+            if key[0] != _DELEGATION:
                 continue
             namespace_id, node = keys.parse_delegation(key)
-            if node != self._node:
+            if node == delegations.EXCLUSIVE:
+                self._on_exclusive(namespace_id)
+            elif node != self._node:
                 self._tell(namespace_id)
             elif value == delegations.RECALLED:
-                self._give_back_soon(namespace_id)
+                self.give_back_soon(namespace_id)
 
     def found(self, t: Transaction) -> None:
         """Takes notice of recalls in the replica, when it was read anew or is followed again after
@@ -83,7 +92,7 @@ class Recalls:
         node = keys.pack_node(self._node)
         for namespace_id in delegations.of_node(t, node):
             if t.get(keys.delegation(namespace_id, node)) == delegations.RECALLED:
-                self._give_back_soon(namespace_id)
+                self.give_back_soon(namespace_id)
 
     async def recall(self, namespace_id: int, end: float) -> None:
         """Returns when no living node but this one has a delegation of the namespace; one may take
@@ -99,25 +108,7 @@ class Recalls:
 
     async def run(self) -> None:
         """Gives back recalled delegations, until cancelled."""
-        complained = False
-        while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            while self._recalled:
-                namespace_id = next(iter(self._recalled))
-                del self._recalled[namespace_id]
-                try:
-                    await self._give_back(namespace_id)
-                except KvfsError as error:
-                    self._recalled[namespace_id] = None  # after the others
-                    if not complained:
-                        _log.warning(
-                            "others wait until new files of this node are known: %s", error
-                        )
-                    complained = True
-                    await trio.sleep(_RETRY_S)
-                else:
-                    complained = False
+        await self._recalled.run()
 
     def _ask(self, namespace_id: int, t: Transaction) -> bool:
         """Returns whether there is any node to wait for."""
@@ -132,10 +123,10 @@ class Recalls:
                 t.put(key, delegations.RECALLED)
         return is_waiting
 
-    def _give_back_soon(self, namespace_id: int) -> None:
+    def give_back_soon(self, namespace_id: int) -> None:
+        """Has this node's delegation given back: others wait for it, or it is not used."""
         self._pause(namespace_id)
-        self._recalled[namespace_id] = None
-        self._wake.set()
+        self._recalled.soon(namespace_id)
 
     async def _give_back(self, namespace_id: int) -> None:
         key = keys.delegation(namespace_id, keys.pack_node(self._node))
@@ -148,7 +139,8 @@ class Recalls:
             replica says that it was recalled; files beyond a batch come first."""
             if len(self._privates.named_in(t, namespace_id)) > _BATCH:
                 return False
-            t.delete(key)
+            if t.get(key) is not None:  # else the namespace's names became this node's own
+                t.delete(key)
             return True
 
         while not await self._proposer.commit(fn, some):

@@ -8,7 +8,8 @@ import msgspec
 from kvfs.base.errors import Conflict, Corrupt, NotSupported
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.lmdb.journal import MIRROR_KEY
+from kvfs.meta.lmdb.journal import REPLICA_KEY
+from kvfs.meta.redis.scripts import TOP
 
 if TYPE_CHECKING:
     from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
@@ -24,21 +25,44 @@ class ReplicaMark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     token: bytes
     """The token of that entry."""
     filled: bytes | None
-    """The key up to which it has been read from the server; None: it is whole."""
+    """None: it is whole; else it is being read, from the beginning after a restart, or, a shard's,
+    LEAVING: it is being dropped."""
 
 
+LEAVING: Final = b"-"
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(ReplicaMark).decode
 
 
-def read_mark(t: Transaction) -> ReplicaMark | None:
-    """Returns the mark; None: it is no replica. Raises Corrupt."""
-    packed = t.get(MIRROR_KEY)
+def new_mark(cluster: str, node: int) -> ReplicaMark:
+    """Returns the mark of a replica that holds nothing yet."""
+    return ReplicaMark(cluster=cluster, node=node, position=0, token=b"", filled=b"")
+
+
+def read_mark(t: Transaction, shard: int = TOP) -> ReplicaMark | None:
+    """Returns the mark of a shard's log; None: nothing was read of it, of TOP: it is no replica.
+    Raises Corrupt."""
+    packed = t.get(_key(shard))
     return None if packed is None else _unpack(packed)
 
 
-def write_mark(t: Transaction, mark: ReplicaMark) -> None:
-    t.put(MIRROR_KEY, _encode(mark))
+def is_whole(t: Transaction, shard: int) -> bool:
+    """Returns whether the replica has all of a shard, as of some moment. Raises Corrupt."""
+    mark = read_mark(t, shard)
+    return mark is not None and mark.filled is None
+
+
+def write_mark(t: Transaction, mark: ReplicaMark, shard: int = TOP) -> None:
+    t.put(_key(shard), _encode(mark))
+
+
+def drop_mark(t: Transaction, shard: int) -> None:
+    """Forgets a shard's log: the namespace has no shard of its own any more."""
+    t.delete(_key(shard))
+
+
+def _key(shard: int) -> bytes:
+    return REPLICA_KEY if shard == TOP else REPLICA_KEY + keys.pack_u16(shard)
 
 
 def unfilled(packed: bytes) -> bytes:
@@ -53,7 +77,7 @@ def _unpack(packed: bytes) -> ReplicaMark:
         raise Corrupt(f"the mark of the metadata replica is damaged: {error}") from None
 
 
-def refuse_mirror(local: "EmbeddedEngine") -> None:
+def refuse_replica(local: "EmbeddedEngine") -> None:
     """Refuses a replica for a lone node. Raises Conflict if its store's metadata are a
     cluster's."""
     mark = local.read_now(read_mark)
@@ -74,7 +98,7 @@ def refuse_lone(local: "EmbeddedEngine") -> None:
         )
 
 
-def check_mirror(local: "EmbeddedEngine", cluster: str, node: int) -> ReplicaMark | None:
+def check_replica(local: "EmbeddedEngine", cluster: str, node: int) -> ReplicaMark | None:
     """Checks the file for a node of a cluster. None if it is new, or was another node's of the
     cluster, as which it was removed: it is to be read anew. Raises NotSupported if it holds a lone
     node's metadata, Conflict if another cluster's."""

@@ -4,9 +4,8 @@ It remembers the values and ranges that it read, which the server finds unchange
 has not read the keys that it merges into.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
@@ -14,6 +13,13 @@ from kvfs.meta.gathered_writes import GatheredWrites
 from kvfs.meta.merge_operators import MERGED, merged
 from kvfs.meta.redis.log import Proposal
 from kvfs.meta.redis.scripts import Pair, digest
+from kvfs.meta.replica.local_namespaces import Mixed, check_shared
+
+Settle = Callable[[Transaction, int, float], bool]
+"""Ensures that the name of a file that is to be known leads to it, and that its directory is there;
+told when it was published here, as a group has it. Returns False if it lost its place."""
+_ORPHAN: Final = keys.ORPHAN[0]
+_OF_OTHERS: Final = frozenset({keys.INODE[0], keys.ENTRY[0]})
 
 
 class Below:
@@ -43,6 +49,15 @@ class Below:
             return self._writes[key]
         return merged(key, value, self._merges[key])
 
+    def all(self, there: Callable[[bytes], bytes | None]) -> dict[bytes, bytes | None]:
+        """Returns all keys with their values afterwards; `there`: the server's value of a key."""
+        written = dict(self._writes)
+        for key, operand in self._merges.items():
+            value = merged(key, there(key), operand)
+            if value is not None:
+                written[key] = value
+        return written
+
     def within(self, start: bytes, end: bytes) -> list[bytes]:
         """Returns the keys of a range, in order."""
         return sorted(
@@ -67,7 +82,7 @@ class Base(Protocol):
 
 
 class UnpublishedWrites(Protocol):
-    """The keys that the replica has and the server has not (`local_writes.Privates`)."""
+    """The keys that the replica has and the server has not (`local_writes.LocalWrites`)."""
 
     @property
     def owners(self) -> Mapping[bytes, int]: ...
@@ -99,8 +114,11 @@ class View(GatheredWrites):
         privates: UnpublishedWrites | None = None,
         *,
         writable: bool = True,
+        is_local: Callable[[bytes], bool] | None = None,
     ) -> None:
+        """`is_local`: whether a key is this node's own (`local_namespaces`), if any is."""
         super().__init__(writable=writable)
+        self._is_local = is_local
         self.node = node
         self._base = base
         self._below = Below() if below is None else below
@@ -109,6 +127,11 @@ class View(GatheredWrites):
         self._shadows = {} if privates is None else privates.shadows
         self.carried: dict[int, None] = {}
         """Private inodes that it read or wrote."""
+        self.unplaced = 0
+        """Private inodes among them that were closed here and have lost their places."""
+        self.nameless: set[bytes] = set()
+        """Keys of inodes, private or not, that lost their last name as private ones were carried:
+        nobody has been told so."""
         self._seen: dict[bytes, bytes | None] = {}
         """Values that it read."""
         self.reads: dict[bytes, bytes | None] = {}
@@ -123,24 +146,34 @@ class View(GatheredWrites):
         """Whether there is anything to be committed."""
         return bool(self.writes or self.merges or self.leans)
 
-    def proposal(self) -> Proposal:
-        """Returns the reads and writes that are to be committed."""
+    def proposal(self, *, is_elsewhere: bool = False) -> Proposal:
+        """Returns the reads and writes that are to be committed. `is_elsewhere`: by another
+        process, which compares the ranges with its present replica."""
         ranges = [
-            (each.start, each.end[0], len(each.pairs) + 1, digest(each.pairs))
+            (
+                *(each.start, each.end[0]),
+                *((len(each.pairs) + 1, digest(each.pairs)) if is_elsewhere else (0, b"")),
+            )
             for each in self._ranges
             if each.start < each.end[0]
         ]
         return Proposal(self.reads, ranges, self.writes, list(self.merges.items()))
 
-    def carry(
-        self, settle: Callable[[Transaction, int, float], None], inos: Iterable[int] = ()
-    ) -> None:
+    def give_up(self) -> None:
+        """Gives up all that it is to change; what it read counts."""
+        self.writes.clear()
+        self.merges.clear()
+        self.nameless.clear()
+        self.unplaced = 0
+
+    def carry(self, settle: Settle, inos: Iterable[int] = ()) -> None:
         """Takes along the private groups that it read or wrote of, and those of `inos`: first
         `settle` of each, which may read and write more."""
         if self._privates is None:
             return
         self.carried.update(dict.fromkeys(inos))
         done: dict[int, None] = {}
+        orphans = self._orphans()
         while True:
             for key in self.writes:
                 if key in self._owners and key not in self._below:
@@ -151,23 +184,38 @@ class View(GatheredWrites):
             for ino in more:
                 done[ino] = None
                 group = self._privates.groups.get(ino)
-                settle(self, ino, 0.0 if group is None else group.published_at)
+                closed_at = 0.0 if group is None else group.published_at
+                if not settle(self, ino, closed_at) and closed_at:
+                    self.unplaced += 1
+        self.nameless |= {keys.INODE + key[1:] for key in self._orphans() - orphans}
         for ino in done:
             group = self._privates.groups.get(ino)
             if group is not None and keys.inode(ino) not in self._below:
                 self._take(group)
 
+    def _orphans(self) -> set[bytes]:
+        """Returns the keys by which it lists orphans."""
+        return {
+            key for key, value in self.writes.items() if key[0] == _ORPHAN and value is not None
+        }
+
     def _take(self, group: Carried) -> None:
         """Takes a group's values, unless the transaction wrote others; existing ones stay as they
-        were."""
+        were. Others write an entry, and the inode; all else of the group is there, or not, as the
+        inode is."""
         for key in group.keys:
             if key not in self.writes:
                 self.writes[key] = self._base.get(key)
-            self.reads[key] = group.before.get(key)
+            if key[0] in _OF_OTHERS or key in group.before:
+                self.reads[key] = group.before.get(key)
         for key, operand in group.merges.items():
             if key not in self.writes:
                 own = self.merges.get(key)
                 self.merges[key] = operand if own is None else merged(key, own, operand) or own
+
+    def left_nameless(self) -> list[tuple[bytes, bytes | None, bytes | None]]:
+        """Returns the `nameless`, with their records before and after."""
+        return [(key, self._base.get(key), self.writes.get(key)) for key in sorted(self.nameless)]
 
     def get(self, key: bytes, /) -> bytes | None:
         if key in self.writes:
@@ -191,6 +239,8 @@ class View(GatheredWrites):
 
     def merge(self, key: bytes, operand: bytes, /) -> None:
         self._check(key)
+        if self._is_local is not None and self._is_local(key):
+            raise Mixed(key)
         if key in self.writes:
             super().merge(key, operand)
         elif key in self.merges:
@@ -203,8 +253,9 @@ class View(GatheredWrites):
             return
         read = _Range(start, [start], [])
         self._ranges.append(read)
-        own = sorted({key for each in (self.writes, self.merges) for key in each})
-        own = own[bisect_left(own, start) : bisect_left(own, end)]
+        own = sorted(
+            {key for each in (self.writes, self.merges) for key in each if start <= key < end}
+        )
         taken = 0
         for pair in self._scan_below(start, end):
             while taken < len(own) and own[taken] < pair[0]:
@@ -225,6 +276,11 @@ class View(GatheredWrites):
 
     def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
         return (key for key, _ in self.scan(start, end))
+
+    def _check(self, key: bytes) -> None:
+        super()._check(key)
+        if self._is_local is not None:
+            check_shared(key, self._is_local)
 
     def _present(self, key: bytes) -> Iterator[Pair]:
         """Yields a pair of its own."""
@@ -249,7 +305,7 @@ class View(GatheredWrites):
 
     def _expect(self, key: bytes, value: bytes | None) -> None:
         """Notes that the server must have it; a merged key changes all the time."""
-        if key[0] not in MERGED:
+        if key[0] not in MERGED and (self._is_local is None or not self._is_local(key)):
             self.reads[key] = value
 
     def _record(self, read: _Range, pair: Pair) -> None:

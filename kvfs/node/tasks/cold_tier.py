@@ -8,7 +8,8 @@ Invariants
 - Returned content is verified, chunk by chunk, against the checksum of its record before it counts.
 - Nobody waits for a store that is away: after a failure nothing is sent for a while, and a fetch
   ends by the endpoint's patience.
-- At most UPLOADS files are sent at once, and never faster than the set rate.
+- What was sent of a file that is not sent to its end is dropped a week after it was begun.
+- Few files are sent at once (`uploads`), and never faster than the set rate.
 """
 
 import logging
@@ -16,30 +17,36 @@ import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import trio
 
+from kvfs.base.background import Background
+from kvfs.base.descriptors import closing
 from kvfs.base.errors import AccessDenied, Corrupt, Invalid, KvfsError, NotFound, Unavailable
 from kvfs.base.retry import Persistence
 from kvfs.datastore.checksum import checksum
 from kvfs.datastore.files import DataFiles
-from kvfs.meta.engine import Engine
+from kvfs.meta.engine import Engine, transact_each
 from kvfs.meta.records import Flag, Inode
 from kvfs.policy.pace import Pace
 from kvfs.transfer.cold import object_transfer
-from kvfs.transfer.cold.endpoint import ColdLocation, Endpoint, Patience
+from kvfs.transfer.cold.endpoint import NOTHING_TOLD, ColdLocation, Endpoint, Patience
+from kvfs.transfer.cold.uploads import ColdUploads
 from kvfs.tree.copies import cold_copies
 from kvfs.tree.copies.cold_copies import Object
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-UPLOADS: Final = 4
 _THREADS: Final = 16
 _AWAY_S: Final = 5.0
 _PERIOD_S: Final = 10.0
 _BATCH: Final = 256
+_LOOK_S: Final = 3600.0
+"""Time between two looks for uploads that nobody goes on with."""
+_FORGOTTEN_S: Final = 7 * 86_400.0
+"""Age from which an unfinished upload counts as such: the longest that a file may take."""
 _PATIENCE: Final = Patience(connect_s=3.0, read_s=10.0, attempts=1)
 _AWAY: Final = (Unavailable, AccessDenied, Invalid)
 """Errors after which nothing can be sent: the store does not answer, or refuses us."""
@@ -73,11 +80,9 @@ class ColdTier:
         self._pace_lock = threading.Lock()
         self._threads = trio.CapacityLimiter(_THREADS)
         self._may_collect = may_collect
-        self._nursery: trio.Nursery | None = None
-        self._sending: set[Object] = set()
-        self._sent = trio.Event()
-        """Set, and replaced, when one of these has ended."""
-        self._away_until = 0.0
+        self._tasks = Background()
+        self._uploads = ColdUploads[Object, Object](self._tasks, self._send, lambda: self.is_away)
+        self._away_until = self._looks_at = 0.0
         self._ending = threading.Event()
         self._complaints = Persistence(log.warning, "the cold tier")
         self.counters = {
@@ -97,45 +102,34 @@ class ColdTier:
     @property
     def is_sending(self) -> bool:
         """Whether files are on their way there."""
-        return bool(self._sending)
+        return bool(self._uploads)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sends the requested files and collects garbage, until cancelled: files on their way are
         garbage at the next start."""
         after, first = b"", True
         while after or first:
-            after = await self._engine.transact(lambda t: cold_copies.abandon(t, after, _BATCH))  # noqa: B023
+            left, after = await self._engine.read(lambda t: cold_copies.uploads(t, after, _BATCH))  # noqa: B023
+            await transact_each(self._engine, left, _inode_of, cold_copies.abandon)
             first = False
-        async with trio.open_nursery() as self._nursery:
+
+        async def collect() -> None:
             task_status.started()
             collecting = Persistence(log.warning, "the cold tier keeps what nobody needs")
             try:
-                while True:
-                    await collecting.attempt(self._collect)
-                    await trio.sleep(_PERIOD_S)
+                await collecting.repeat(self._collect, _PERIOD_S)
             finally:
                 self._away_until = math.inf  # a file that is begun now would find no task
                 self._ending.set()
+
+        await self._tasks.run(collect)
 
     async def demote(self, wanted: Sequence[Object], deadline_s: float) -> list[Object]:
         """Sends these files, some at once; returns those that the tier has then. Files that were
         not begun by the deadline, or while the store is away, are not sent; those begun go on."""
         with trio.move_on_after(deadline_s):
-            for each in wanted:
-                while each not in self._sending and len(self._sending) >= UPLOADS:
-                    await self._sent.wait()
-                if self.is_away:
-                    break
-                self._begin(each)
-            while any(each in self._sending for each in wanted):
-                await self._sent.wait()
+            await self._uploads.send({each: each for each in wanted})
         return await self._engine.read(lambda t: cold_copies.there(t, wanted))
-
-    def _begin(self, wanted: Object) -> None:
-        assert self._nursery is not None
-        if wanted not in self._sending:
-            self._sending.add(wanted)
-            self._nursery.start_soon(self._send, wanted)
 
     async def fetch(self, ino: int, inode: Inode, fd: int) -> bytes | None:
         """Fills a new file with the content of this record; returns the checksums of its chunks.
@@ -146,8 +140,21 @@ class ColdTier:
         kept = Object(ino, inode.version, inode.checksum)
         if self.is_away:
             raise Unavailable(f"the cold tier, which has inode {ino:#x}, did not answer lately")
+        return await self.receive(str(kept), kept.checksum, inode.size, fd)
+
+    async def receive(self, name: str, wanted: bytes, size: int, fd: int) -> bytes:
+        """Fills a new file with an object of this checksum; returns those of its chunks. Raises
+        Unavailable, NotFound, Corrupt (it has other content), OSError."""
+
+        def download(target: int) -> bytes:
+            object_transfer.download(self._endpoint, self._key(name), size, target, self._go_on)
+            found = checksum(target, size)
+            if found is None or found.combined != wanted:
+                raise Corrupt(f"the cold tier has other content under {self._key(name)}")
+            return found.chunks
+
         try:
-            chunks = await self._in_thread(lambda target: self._fetch(kept, inode.size, target), fd)
+            chunks = await self._in_thread(download, fd)
         except _AWAY as error:
             self._failed(error)
             raise Unavailable(f"the cold tier cannot be read: {error}") from error
@@ -155,15 +162,45 @@ class ColdTier:
             self._complaints.complain(error)
             raise
         self.counters["cold_fetched_files"] += 1
-        self.counters["cold_fetched_bytes"] += inode.size
+        self.counters["cold_fetched_bytes"] += size
         return chunks
 
-    def _fetch(self, kept: Object, size: int, fd: int) -> bytes:
-        object_transfer.download(self._endpoint, self._key(kept), size, fd, self._go_on)
-        found = checksum(fd, size)
-        if found is None or found.combined != kept.checksum:
-            raise Corrupt(f"the cold tier has other content under {self._key(kept)}")
-        return found.chunks
+    async def put(self, wanted: Object, name: str, told: Mapping[str, str]) -> bool:
+        """Sends a sealed file under a name, with what is told of it; returns whether it is there.
+        Nothing of that is recorded."""
+        try:
+            self._count_sent(await self._send_file(wanted, name, told))
+        except (KvfsError, OSError) as error:
+            self._failed(error)
+            return False
+        return True
+
+    async def told(self, name: str) -> dict[str, str] | None:
+        """Returns what was told of an object; None: there is none. Raises KvfsError."""
+        return await self._ask(lambda: self._endpoint.told(self._key(name)))
+
+    async def delete(self, name: str) -> None:
+        """Deletes an object, if it is there. Raises KvfsError."""
+        await self._ask(lambda: self._endpoint.delete(self._key(name)))
+        self.counters["cold_deleted_objects"] += 1
+
+    async def names(self, prefix: str) -> list[str]:
+        """Returns the names of all objects that begin so. Raises KvfsError."""
+        start = len(self._key(""))
+
+        def listed() -> list[str]:
+            return [each.key[start:] for each in self._endpoint.objects(self._key(prefix))]
+
+        return await self._ask(listed)
+
+    async def _ask(self, step: Callable[[], T]) -> T:
+        if self.is_away:
+            raise Unavailable("the cold tier did not answer lately")
+        try:
+            return await self._in_thread(lambda _: step())
+        except _AWAY as error:
+            self._failed(error)
+            raise
 
     async def _send(self, wanted: Object) -> None:
         try:
@@ -171,32 +208,33 @@ class ColdTier:
                 await self._upload(wanted)
         except (KvfsError, OSError) as error:
             self._failed(error)
-        finally:
-            self._sending.discard(wanted)
-            self._sent.set()
-            self._sent = trio.Event()
 
     async def _upload(self, wanted: Object) -> None:
         try:
-            fd = self._files.open_unseen(wanted.ino, wanted.version)
-            try:
-                size = os.fstat(fd).st_size
-                await self._in_thread(lambda source: self._put(wanted, size, source), fd)
-            finally:
-                os.close(fd)
+            size = await self._send_file(wanted, str(wanted), NOTHING_TOLD)
         except (KvfsError, OSError):
             await self._engine.transact(lambda t: cold_copies.give_up(t, wanted))
             raise
         if await self._engine.transact(lambda t: cold_copies.finish(t, wanted)):
-            self.counters["cold_sent_files"] += 1
-            self.counters["cold_sent_bytes"] += size
+            self._count_sent(size)
 
-    def _put(self, wanted: Object, size: int, fd: int) -> None:
+    async def _send_file(self, wanted: Object, name: str, told: Mapping[str, str]) -> int:
+        """Sends a file; returns its size. Raises KvfsError, OSError."""
+        with closing(self._files.open_unseen(wanted.ino, wanted.version)) as fd:
+            size = os.fstat(fd).st_size
+            await self._in_thread(lambda source: self._put(wanted, size, source, name, told), fd)
+        return size
+
+    def _count_sent(self, size: int) -> None:
+        self.counters["cold_sent_files"] += 1
+        self.counters["cold_sent_bytes"] += size
+
+    def _put(self, wanted: Object, size: int, fd: int, name: str, told: Mapping[str, str]) -> None:
         found = checksum(fd, size)
         if found is None or found.combined != wanted.checksum:
             raise Corrupt(f"{self._files.path(wanted.ino, wanted.version)} is damaged: not sent")
         object_transfer.upload(
-            self._endpoint, self._key(wanted), fd, size, self._keep_pace, trusted=True
+            *(self._endpoint, self._key(name), fd, size, self._keep_pace), trusted=True, told=told
         )
 
     def _go_on(self, _: int) -> None:
@@ -216,18 +254,24 @@ class ColdTier:
             gone, after = await self._engine.read(lambda t: cold_copies.garbage(t, after, _BATCH))  # noqa: B023
             for each in gone:
                 try:
-                    await self._delete(each)
-                except _AWAY as error:
-                    self._failed(error)
+                    await self.delete(str(each))
+                except _AWAY:
                     return
             if gone:
-                await self._engine.transact(lambda t: cold_copies.collected(t, gone))  # noqa: B023
-                self.counters["cold_deleted_objects"] += len(gone)
+                await transact_each(self._engine, gone, _inode_of, cold_copies.collected)
             if not after:
-                return
+                break
+        looks = trio.current_time() >= self._looks_at and not self.is_away
+        if looks and await self._may_collect():
+            self._looks_at = trio.current_time() + _LOOK_S
+            await self._in_thread(lambda _: self._abort_forgotten())
 
-    async def _delete(self, gone: Object) -> None:
-        await self._in_thread(lambda _: self._endpoint.delete(self._key(gone)))
+    def _abort_forgotten(self) -> None:
+        """Ends uploads that a kill, or a change of the file, kept from their end: what is stored of
+        them costs, and no list of objects shows it. Raises KvfsError."""
+        for each in self._endpoint.unfinished(self._key("")):
+            if each.age_s > _FORGOTTEN_S:
+                self._endpoint.abort(each.key, each.upload)
 
     async def _in_thread(self, step: Callable[[int], T], fd: int = -1) -> T:
         """Runs a step in a thread. Cancelled: the thread is left to end by its own deadlines, with
@@ -255,8 +299,12 @@ class ColdTier:
             self._away_until = max(self._away_until, trio.current_time() + _AWAY_S)
         self._complaints.complain(error)
 
-    def _key(self, each: Object) -> str:
-        return f"{self._prefix}/{each}"
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+
+def _inode_of(each: Object) -> int:
+    return each.ino
 
 
 def _close(fd: int) -> None:

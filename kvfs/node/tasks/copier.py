@@ -10,15 +10,16 @@ Invariants
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
+from kvfs.base.background import Background
 from kvfs.base.errors import Busy, Invalid, KvfsError, NotFound, Stale, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
-from kvfs.meta.records import Namespace
+from kvfs.meta.records import Namespace, namespace_of
 from kvfs.policy import placement, rendezvous
 from kvfs.policy.cluster_snapshot import ClusterSnapshot
 from kvfs.tree.copies import replica_counts
@@ -31,13 +32,19 @@ ADOPT: Final = "adopt"
 """The methods by which nodes ask each other."""
 _ANSWER_S: Final = 2.0
 """Time for which the asked node waits for the file before it answers that it is on its way."""
-_DEADLINE_S: Final = 5.0
+_DEADLINE_S: Final = 3.0
+"""Deadline of such an answer. A close may wait for copies, ten seconds in all: two nodes that are
+stopped leave it time to find a third."""
+_DOUBT_S: Final = 10.0
+"""Time for which a node that did not answer is the last to be asked: a lease's length, after which
+one that died has none."""
 _AGAIN_S: Final = 0.5
 _LOOK_S: Final = 0.01
 _RECORDED_S: Final = 10.0
 _LEAST_S: Final = 60.0
 _BYTES_PER_S: Final = 1 << 20
 _MOST: Final = 64
+_MOST_HOT: Final = 65_536
 
 Call = Callable[[int, str, Any, float], Awaitable[Any]]
 """Asks a node by number: method, parameters, deadline in seconds. Raises KvfsError."""
@@ -48,6 +55,9 @@ class Brings(Protocol):
 
     async def bring(self, ino: int) -> None:
         """Returns when the file's data are here. Raises KvfsError, OSError."""
+
+    def record_now(self) -> None:
+        """Has files that came a moment ago recorded at once."""
 
     async def let_go(self, ino: int) -> bool:
         """Drops this node's data of a file, unless they are the last. Raises KvfsError."""
@@ -88,28 +98,26 @@ class Copies:
         snapshot: Callable[[], ClusterSnapshot],
         brings: Brings,
         call: Call,
-        catch_up: Callable[[], Awaitable[None]],
+        catch_up: Callable[[int], Awaitable[None]],
     ) -> None:
         self.me = me
         self.engine = engine
         self.snapshot = snapshot
         self.brings = brings
-        self.taken: Callable[[int], None] = lambda _ino: None
-        """Told of a file that was taken because it is hot."""
+        self.hot: dict[int, None] = {}
+        """Files that were taken because they are hot, at most _MOST_HOT; `rebalancer` lets go of
+        those that have cooled down."""
         self._call = call
         self._catch_up = catch_up
+        self._doubts: dict[int, float] = {}
+        """Times (trio.current_time) until which a node is the last to be asked."""
         self._takings: dict[int, _Taking] = {}
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Background()
         self.counters = {"copies_made": 0, "copies_refused": 0, "copies_taken": 0}
 
     async def run(self) -> None:
         """Takes the files that others ask it to, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                await trio.sleep_forever()
-            finally:
-                self._nursery = None
+        await self._tasks.run()
 
     # ---- asking others
 
@@ -133,21 +141,32 @@ class Copies:
         made: list[int] = []
         refused = {} if refusals is None else refusals
         while len(made) < count:
-            chosen = placement.choose(
-                self.snapshot(),
-                file.ino,
-                file.inode.size,
-                count - len(made),
-                holders=[*file.holders, *made],
-                media=file.namespace.media,
-                without=set(refused),
-            )
+            chosen = self._choose(file, count - len(made), made, set(refused))
             if not chosen:
                 break
             async with trio.open_nursery() as nursery:
                 for node in chosen:
                     nursery.start_soon(self._try, node, file, hot, made, refused)
         return made
+
+    def _choose(
+        self, file: HeldFile, count: int, made: Sequence[int], refused: set[int]
+    ) -> list[int]:
+        now = trio.current_time()
+        doubted = {node for node, until in self._doubts.items() if now < until} - refused
+        for without in (refused | doubted, refused) if doubted else (refused,):
+            chosen = placement.choose(
+                self.snapshot(),
+                file.ino,
+                file.inode.size,
+                count,
+                holders=[*file.holders, *made],
+                media=file.namespace.media,
+                without=without,
+            )
+            if chosen:
+                return chosen
+        return []
 
     async def _try(
         self, node: int, file: HeldFile, hot: bool, made: list[int], refused: dict[int, str]
@@ -158,7 +177,10 @@ class Copies:
             log.info("node %d takes no copy of inode %#x: %s", node, file.ino, error)
             self.counters["copies_refused"] += 1
             refused[node] = str(error)
+            if isinstance(error, Unavailable):
+                self._doubts[node] = trio.current_time() + _DOUBT_S
         else:
+            self._doubts.pop(node, None)
             made.append(node)
 
     async def ask(self, node: int, file: HeldFile, *, hot: bool = False) -> None:
@@ -168,7 +190,7 @@ class Copies:
             while not await self._has(node, file):
                 params = [file.ino, file.inode.version, hot]
                 if await self._call(node, TAKE, params, _DEADLINE_S):
-                    await self._catch_up()
+                    await self._catch_up(namespace_of(file.ino))
                     break
                 await trio.sleep(_AGAIN_S)
             if await self._has(node, file):
@@ -202,7 +224,7 @@ class Copies:
                 await self._call(node, ADOPT, [file.ino, file.inode.version, self.me], _DEADLINE_S)
             except KvfsError as error:  # or its answer was lost
                 refusals[node] = str(error)
-            await self._catch_up()
+            await self._catch_up(namespace_of(file.ino))
             if not await self._answers_for(file.ino):
                 self.brings.disown(file.ino)
                 return True
@@ -245,23 +267,24 @@ class Copies:
         return True
 
     def _begin(self, ino: int, version: int, hot: bool) -> _Taking:
-        if self._nursery is None:
+        if not self._tasks.runs:
             raise Unavailable("the node is not ready to take copies")
         for done in [each for each, taking in self._takings.items() if taking.done.is_set()]:
             del self._takings[done]  # nobody came back to ask
         if len(self._takings) >= _MOST:
             raise Busy("the node takes as many files as it can at a time")
         taking = self._takings[ino] = _Taking()
-        self._nursery.start_soon(self._take, taking, ino, version, hot)
+        self._tasks.begin(self._take, taking, ino, version, hot)
         return taking
 
     async def _take(self, taking: _Taking, ino: int, version: int, hot: bool) -> None:
         try:
             await self._bring(ino)
+            self.brings.record_now()
             await self._recorded(ino, version)
             self.counters["copies_taken"] += 1
-            if hot:
-                self.taken(ino)
+            if hot and len(self.hot) < _MOST_HOT:
+                self.hot[ino] = None
         except KvfsError as error:
             taking.error = error
         except OSError as error:
@@ -273,7 +296,7 @@ class Copies:
         try:
             await self.brings.bring(ino)
         except (NotFound, Stale):  # made a moment ago: not heard of yet
-            await self._catch_up()
+            await self._catch_up(namespace_of(ino))
             await self.brings.bring(ino)
 
     async def _recorded(self, ino: int, version: int) -> None:

@@ -22,9 +22,10 @@ from typing import Protocol
 
 import trio
 
-from kvfs.base.errors import KvfsError
+from kvfs.base.errors import Corrupt, KvfsError, Unreached
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.quarantine_directory import Reason
+from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Inode, namespace_of
 from kvfs.tree import lifecycle, namespaces, tree
@@ -75,19 +76,43 @@ class DamagedFiles:
 
     async def found(self, ino: int, inode: Inode) -> None:
         """Handles the damaged data file of this record. Raises KvfsError, OSError."""
-        path = await self._engine.read(lambda t: tree.path_of(t, ino))
-        name = path.decode(errors="backslashreplace")
+        name = await self._name(ino)
         if await self._is_mended(ino, inode, name):
             return
-        now = time.time_ns()
-        evicted = await self._engine.transact(lambda t: _evict(t, ino, now))
-        if evicted is not None:
+        if await self._is_evicted(ino):
             log.warning("%s is damaged: it does not match its checksum; it is evicted", name)
-            await self._tell([evicted])
-            await self._drop([ino])
             return
         left = await self._quarantine(ino, inode)
         log.error("%s is damaged: it does not match its checksum; what is left: %s", name, left)
+
+    async def unreadable(self, ino: int, inode: Inode, error: OSError) -> None:
+        """Handles a data file that its disk does not give: one of a cache is evicted. Raises
+        Unreached, of a cache, if another node has it; Corrupt, of a durable one, which stays."""
+        name, others = await self._name(ino), self._others()
+        said = f"{name}: its data file {error.filename} cannot be read ({error.strerror})"
+        record = await self._engine.read(lambda t: namespaces.get(t, namespace_of(ino)))
+        if record.kind != "cache":
+            raise Corrupt(f"{said}: look at its disk and the kernel's log")
+        if others is not None and await others.have(ino):
+            miss = Unreached(said)
+            miss.at = keys.file_entry(inode.parent, inode.name)
+            raise miss
+        if await self._is_evicted(ino):
+            log.warning("%s; it is evicted", said)
+
+    async def _name(self, ino: int) -> str:
+        path = await self._engine.read(lambda t: tree.path_of(t, ino))
+        return path.decode(errors="backslashreplace")
+
+    async def _is_evicted(self, ino: int) -> bool:
+        """Evicts a file of a cache; returns whether it did."""
+        now = time.time_ns()
+        evicted = await self._engine.transact(lambda t: _evict(t, ino, now))
+        if evicted is None:
+            return False
+        await self._tell([evicted])
+        await self._drop([ino])
+        return True
 
     async def _is_mended(self, ino: int, inode: Inode, name: str) -> bool:
         """Returns whether others have the file, whatever became of this node's copy."""

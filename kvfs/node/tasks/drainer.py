@@ -6,28 +6,33 @@
 | another node takes it | the same |
 | in a store that another node shares | that node takes it over, its data file stays where it is |
 | of a cache, when nothing could be moved for half a minute | it is evicted, unless it is in use |
+| of a namespace whose names are each node's own, and another node takes it | it is evicted then |
+| of such a one, when nothing was moved for half a minute | it is evicted, unless it is in use |
 | durable, and nobody takes it | it stays; it is tried again, and the lack of space is reported |
 
 Invariants
 - No copy goes here before enough others are recorded.
 - Nothing is evicted while no other node is there: it may be back soon.
+- Nothing goes here once this node knows that the drain was stopped, however long the pass takes:
+  what is written from then on stays. Others may still take what they are offered at that moment.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import trio
 
 from kvfs.base.media import is_shared
 from kvfs.base.retry import Persistence
 from kvfs.meta import keys
-from kvfs.meta.records import Flag
+from kvfs.meta.records import Flag, namespace_of
 from kvfs.node.tasks.copier import Copies
 from kvfs.policy import placement, replica_repair
 from kvfs.policy.drain_obstacles import Obstacles
 from kvfs.tree.copies import placements, replica_counts
 from kvfs.tree.copies.replica_counts import HeldFile
+from kvfs.tree.inodes import read_inodes
 
 log = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
@@ -35,9 +40,29 @@ _STALLED_S: Final = 30.0
 """Longer than a lease: a node that was away for a moment is there again, or counts as lost."""
 _PAGE: Final = 256
 
+_TOLD_S: Final = 0.3
+"""Time after which all nodes know that another one has a name."""
+_OWN_AT_ONCE: Final = 2048
+
+
+class TakenBlocks(NamedTuple):
+    """The outcome of an offer of files of namespaces whose names are each node's own."""
+
+    taken: dict[int, bytes]
+    """The files that another node has now, and the checksum of what it has."""
+    homeless: list[tuple[int, list[str]]]
+    """Size and media of those that nobody has room for."""
+
+
+Offer = Callable[[Sequence[int], Callable[[int], Awaitable[None]]], Awaitable[TakenBlocks]]
+"""Has other nodes take such files; the second one waits until so many bytes may be moved."""
 Evict = Callable[[int], Awaitable[bool]]
 """Evicts a cache's file that only this node has and nobody uses; returns whether it did. Raises
 KvfsError, OSError."""
+
+
+class _Stopped(Exception):
+    """This node is not to be emptied any more, or has lost its lease: the pass ends."""
 
 
 class Draining:
@@ -48,6 +73,7 @@ class Draining:
         self,
         made: Copies,
         evict: Evict,
+        offer: Offer,
         afford: Callable[[int], Awaitable[None]],
         drained: Callable[[], Awaitable[None]],
     ) -> None:
@@ -55,8 +81,11 @@ class Draining:
         self._me = made.me
         self._node = keys.pack_node(made.me)
         self._evict = evict
+        self._offer = offer
         self._afford = afford
         self._drained = drained
+        self._taken: dict[int, bytes] = {}
+        """Files that another node has, with this checksum, and that go here soon."""
         self._left: int | None = None
         self._moved_at: float | None = None
         """The time when a file last found another place, or the drain began; None: it has not."""
@@ -72,15 +101,22 @@ class Draining:
         """Drains until cancelled."""
         draining = Persistence(log.warning, "the node cannot be drained of a file now")
         while True:
-            own = self._copies.snapshot().get(self._me)
-            if own is not None and own.alive and own.state == "draining":
+            try:
+                self._check()
                 await draining.attempt(self._pass)
-            else:
+            except _Stopped:
                 self._left, self._moved_at, self.obstacle = None, None, ""
+                self._taken = {}
             await trio.sleep(_PAUSE_S)
 
+    def _check(self) -> None:
+        """Raises _Stopped unless this node is to be emptied, as far as it knows."""
+        own = self._copies.snapshot().get(self._me)
+        if own is None or not own.alive or own.state != "draining":
+            raise _Stopped
+
     async def _pass(self) -> None:
-        """Gives away the files here; when nothing is left, reports it."""
+        """Gives away the files here; when nothing is left, reports it. Raises _Stopped."""
         if self._moved_at is None:
             self._moved_at = trio.current_time()
         after = left = 0
@@ -89,24 +125,31 @@ class Draining:
         while inos := await engine.read(
             lambda t, after=after: placements.held_by(t, self._node, after, _PAGE)  # type: ignore[misc]
         ):
+            self._check()
             after = inos[-1]
+            own = [ino for ino in inos if engine.is_local(namespace_of(ino))]
+            left += await self._give_own(own, found) if own else 0
+            inos = [ino for ino in inos if ino not in own]
             files = await engine.read(lambda t, inos=inos: replica_counts.look(t, inos))  # type: ignore[misc]
             found.in_use += len(inos) - len(files)
             left += len(inos) - len(files)
             for file in files:
                 left += not await self._see_to(file, found)
             self._left = left
+        self._left = left = left + await self._drop_taken(found)
         self.obstacle = found.describe(self._copies.snapshot(), self._me)
         if not left:
             await self._drained()
 
     async def _see_to(self, file: HeldFile, found: Obstacles) -> bool:
         """Returns whether this node has nothing of the file any more; else `found` gets the
-        reason."""
+        reason. Raises _Stopped."""
+        self._check()
         if is_shared(file.namespace.media):
             return await self._hand_over(file, found)
         refusals: dict[int, str] = {}
         made = await self._more(file, refusals)
+        self._check()
         # Fewer than are wanted may be all that the others can hold.
         if any(host.is_open for host in self._copies.snapshot().alive([*file.holders, *made])):
             gone = await self._let_go(file)
@@ -123,6 +166,47 @@ class Draining:
         else:
             found.homeless(file.inode.size, file.namespace.media)
         return False
+
+    async def _give_own(self, own: Sequence[int], found: Obstacles) -> int:
+        """Has other nodes take files of namespaces whose names are each node's own; returns how
+        many are still here, but for those that go soon."""
+        taken, homeless = await self._offer(own, self._afford)
+        if taken:
+            self._moved_at = trio.current_time()
+        self._taken |= taken
+        left = await self._drop_taken(found) if len(self._taken) >= _OWN_AT_ONCE else 0
+        others = [ino for ino in own if ino not in taken]
+        if self._is_stalled():
+            return left + sum([not await self._evict_own(ino, found) for ino in others])
+        for size, media in homeless:
+            found.homeless(size, media)
+        found.in_use += len(others) - len(homeless)  # soon they are sealed, or taken
+        return left + len(others)
+
+    async def _drop_taken(self, found: Obstacles) -> int:
+        """Drops what other nodes have taken, once all know that; returns how much is in use, or has
+        other content by now."""
+        taken, self._taken = self._taken, {}
+        if not taken:
+            return 0
+        await trio.sleep(_TOLD_S)
+        left = 0
+        for ino, checksum in taken.items():
+            (inode,) = await self._copies.engine.read(lambda t: read_inodes(t, [ino]))  # noqa: B023
+            if inode is None or inode.checksum == checksum:
+                left += not await self._evict_own(ino, found)
+            else:
+                left += 1
+                found.in_use += 1
+        return left
+
+    async def _evict_own(self, ino: int, found: Obstacles) -> bool:
+        """Returns whether a file has gone here. Raises _Stopped."""
+        self._check()
+        gone = await self._evict(ino)
+        found.in_use += not gone
+        self.counters["drained_files"] += gone
+        return gone
 
     async def _hand_over(self, file: HeldFile, found: Obstacles) -> bool:
         """Returns whether another node takes over a file in a store that both share."""

@@ -12,7 +12,7 @@ import trio
 from kvfs.base.errors import KvfsError, Unavailable
 from kvfs.base.retry import Persistence
 from kvfs.cluster.failure_detector import RENEWAL_S
-from kvfs.cluster.node_records import list_nodes
+from kvfs.cluster.node_records import packed_nodes, unpack_node
 from kvfs.meta.engine import Engine
 from kvfs.meta.node_leases import Fenced
 
@@ -34,6 +34,8 @@ class Renewal:
         self._done = 0
         """The number of the last look that was done."""
         self._woken = trio.Event()
+        self._records: list[bytes] = []
+        """The records of nodes that the roster has."""
 
     async def run(self) -> None:
         """Renews until cancelled. Raises Fenced: this process must end."""
@@ -63,8 +65,14 @@ class Renewal:
                 await self._member.renew()
                 # Before the replica is whole for the first time it tells nothing of nodes.
                 with contextlib.suppress(Unavailable):
-                    self._member.roster.read(await self._engine.read(list_nodes))
+                    self._read(await self._engine.read(packed_nodes))
                 self._done = number
+
+    def _read(self, records: list[bytes]) -> None:
+        """Has the roster read the records, if they are others than it has."""
+        if records != self._records:
+            self._member.roster.read(map(unpack_node, records))
+            self._records = records
 
     def wake(self) -> None:
         """Notes that a node's record was changed: it is read soon."""

@@ -22,11 +22,12 @@ from typing import Final, Protocol
 
 import trio
 
+from kvfs.base.descriptors import closing
 from kvfs.base.retry import Persistence
 from kvfs.datastore import file_lease
 from kvfs.datastore.files import DataFiles
 from kvfs.meta import keys
-from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.engine import Engine, Transaction, itself, transact_each
 from kvfs.meta.records import Inode
 from kvfs.tree import lifecycle, reserved_inodes
 from kvfs.tree.copies import placements
@@ -67,9 +68,9 @@ class Leftovers:
     async def run(self) -> None:
         """Searches every half minute, until cancelled."""
         sweeping = Persistence(log.warning, "what killed clients left is looked for again later")
-        while True:
-            await trio.sleep(_PERIOD_S)
-            await sweeping.attempt(lambda: self.sweep(time.time_ns() - _AGE_NS))
+        await sweeping.repeat(
+            lambda: self.sweep(time.time_ns() - _AGE_NS), _PERIOD_S, first_s=_PERIOD_S
+        )
 
     async def sweep(self, before_ns: int) -> None:
         """Drops the orphans that became so before this time and that nobody uses."""
@@ -102,8 +103,8 @@ class Leftovers:
                     idle.append(ino)
                 else:
                     unused[ino] = since
-            if left or idle:
-                await self._engine.transact(partial(_release, left, idle, time.time_ns()))
+            await transact_each(self._engine, left, itself, partial(_abandon, time.time_ns()))
+            await transact_each(self._engine, idle, itself, _release)
             await trio.lowlevel.checkpoint()
         self._unused = unused
 
@@ -135,15 +136,18 @@ class Leftovers:
             return False
         except OSError:
             return True
-        try:
+        with closing(fd):
             return file_lease.is_unused(fd) is not True
-        finally:
-            os.close(fd)
 
 
-def _release(left: list[int], idle: list[int], now_ns: int, t: Transaction) -> None:
+def _abandon(now_ns: int, t: Transaction, left: list[int]) -> list[None]:
     reserved_inodes.abandon(t, left, now_ns)
+    return []
+
+
+def _release(t: Transaction, idle: list[int]) -> list[None]:
     reserved_inodes.release(t, idle)
+    return []
 
 
 def _concerns(t: Transaction, ino: int) -> bool:

@@ -14,7 +14,8 @@ Invariants
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import trio
@@ -39,7 +40,6 @@ _COOL_S: Final = 30.0
 _UNUSED_NS: Final = 60_000_000_000
 """A hot copy that was used here within this time stays."""
 _CANDIDATES: Final = 4096
-_MOST_WARM: Final = 65_536
 
 
 class Evening:
@@ -52,17 +52,11 @@ class Evening:
         self._rate = bytes_per_s
         self._pace = Pace(bytes_per_s, 0.0)
         self._heat = Heat()
-        self._warm: dict[int, None] = {}
-        made.taken = self._taken
         self.counters = {"moved_files": 0, "moved_bytes": 0, "hot_copies": 0, "cooled_copies": 0}
 
     def demanded(self, ino: int) -> None:
         """Notes that another node asked this one for the file."""
         self._heat.demanded(ino, trio.current_time())
-
-    def _taken(self, ino: int) -> None:
-        if len(self._warm) < _MOST_WARM:
-            self._warm[ino] = None
 
     async def run(self) -> None:
         """Moves copies until cancelled."""
@@ -71,9 +65,9 @@ class Evening:
         heating = Persistence(log.warning, "hot files get more copies later")
         cooling = Persistence(log.warning, "copies of what was hot go later")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_each, _ROUND_S, moving, self.even_out)
-            nursery.start_soon(_each, _HOT_S, heating, self.spread)
-            nursery.start_soon(_each, _COOL_S, cooling, self.cool)
+            nursery.start_soon(partial(moving.repeat, self.even_out, _ROUND_S, first_s=_ROUND_S))
+            nursery.start_soon(partial(heating.repeat, self.spread, _HOT_S, first_s=_HOT_S))
+            nursery.start_soon(partial(cooling.repeat, self.cool, _COOL_S, first_s=_COOL_S))
 
     # ---- from full to empty
 
@@ -129,10 +123,10 @@ class Evening:
     async def cool(self) -> None:
         """Drops copies that were made of hot files and that nobody uses. Raises KvfsError."""
         now = trio.current_time()
-        for ino in list(self._warm):
+        for ino in list(self._copies.hot):
             if not hot_files.is_cold(self._heat.of(ino, now)) or self._was_used(ino):
                 continue
-            del self._warm[ino]
+            del self._copies.hot[ino]
             file = await self._copies.look(ino)
             if file is None or self._me not in file.holders:
                 continue
@@ -143,9 +137,3 @@ class Evening:
     def _was_used(self, ino: int) -> bool:
         entry = self._index.get(ino)
         return entry is not None and time.time_ns() - entry.clock < _UNUSED_NS
-
-
-async def _each(period_s: float, keeping: Persistence, step: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await trio.sleep(period_s)
-        await keeping.attempt(step)

@@ -21,6 +21,7 @@ Invariants
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from kvfs.base.retry import PAUSE_S, Persistence
 from kvfs.meta import keys
 from kvfs.meta.records import Flag, namespace_of
 from kvfs.node.tasks.copier import Copies
-from kvfs.node.tasks.drainer import Draining, Evict
+from kvfs.node.tasks.drainer import Draining, Evict, Offer
 from kvfs.policy import replica_repair
 from kvfs.policy.pace import Pace
 from kvfs.tree.copies import placements, replica_counts
@@ -72,12 +73,13 @@ class Keeper:
         made: Copies,
         bytes_per_s: int,
         evict: Evict,
+        offer: Offer,
         drained: Callable[[], Awaitable[None]],
     ) -> None:
         self._copies = made
         self._me = made.me
         self._engine = made.engine
-        self._draining = Draining(made, evict, self._afford, drained)
+        self._draining = Draining(made, evict, offer, self._afford, drained)
         self._rate = bytes_per_s
         self._pace = Pace(bytes_per_s, 0.0)
         self._waiting: dict[int, _Due] = {}
@@ -98,8 +100,7 @@ class Keeper:
 
     def published(self, ino: int) -> None:
         """Notes that a file was closed here."""
-        namespace = self._engine.namespace(namespace_of(ino))
-        if namespace is not None and namespace.replicas and len(self._waiting) < _MOST_WAITING:
+        if self._promises(ino) and len(self._waiting) < _MOST_WAITING:
             now = trio.current_time()
             since = self._waiting[ino].since if ino in self._waiting else now
             self._waiting[ino] = _Due(now + _QUIET_S, since, fresh=True)
@@ -111,9 +112,14 @@ class Keeper:
             if len(self._waiting) >= _MOST_WAITING:
                 self._owes_own = True
                 return
-            namespace = self._engine.namespace(namespace_of(ino))
-            if namespace is not None and namespace.replicas and ino not in self._waiting:
+            if ino not in self._waiting and self._promises(ino):
                 self._waiting[ino] = _Due(now + _QUIET_S, now, fresh=False)
+
+    def _promises(self, ino: int) -> bool:
+        """Returns whether it keeps copies of a file; of those whose names are each node's own,
+        `node.siblings` does."""
+        namespace = self._engine.namespace(namespace_of(ino))
+        return namespace is not None and bool(namespace.replicas) and not namespace.is_peer
 
     @property
     def lacking(self) -> int:
@@ -149,9 +155,7 @@ class Keeper:
     async def _watch(self) -> None:
         """Watches for nodes that go."""
         watching = Persistence(log.warning, "files of a node that went are looked at later")
-        while True:
-            await watching.attempt(self._look_around)
-            await trio.sleep(_TICK_S)
+        await watching.repeat(self._look_around, _TICK_S)
 
     async def _look_around(self) -> None:
         """Examines the files of nodes that changed. Work that failed is still owed."""
@@ -199,10 +203,8 @@ class Keeper:
 
     async def _patrol(self) -> None:
         patrolling = Persistence(log.warning, "copies are looked after later")
-        await trio.sleep(_FIRST_S)
-        while True:
-            await patrolling.attempt(lambda: self._look_at_held(self._me))
-            await trio.sleep(_ROUTINE_S)
+        step = partial(self._look_at_held, self._me)
+        await patrolling.repeat(step, _ROUTINE_S, first_s=_FIRST_S)
 
     async def _look_at_held(self, number: int) -> None:
         """Examines all files of which a node has anything."""

@@ -27,6 +27,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from kvfs.base.descriptors import closing
 from kvfs.base.priority import at_ordinary
 from kvfs.base.retry import Persistence
 from kvfs.datastore import file_lease
@@ -114,13 +115,11 @@ class Scrubber:
             fd = self._files.open_unseen(ino, inode.version)
         except FileNotFoundError:
             return
-        try:
+        with closing(fd):
             differs = not await self._is_whole(ino, fd, inode, entry)
             is_damaged = differs and await self._still(ino, fd, inode)
             if not differs:
                 await self._describe_anew(ino, fd, inode)
-        finally:
-            os.close(fd)
         self.counters["scrubbed_files"] += 1
         self.counters["scrubbed_bytes"] += inode.size
         if is_damaged:

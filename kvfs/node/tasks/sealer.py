@@ -2,27 +2,28 @@
 
 | step of a seal | on disk | in the engine | after a kill here |
 |---|---|---|---|
-| 1 quiet, read, still quiet and unchanged | data in the page cache | unsealed | sealed again |
-| 2 checksums to the index | same | unsealed | sealed again |
-| 3 the record is sealed | same | sealed, listed as not synced | sealed again |
-| 4 description written, data synced | all on disk | same | sealed again |
-| 5 the record says so | same | sealed, not listed | - |
+| 1 quiet, read, still unchanged | data in the page cache | unsealed | sealed again |
+| 2 description written, data synced | all on disk | unsealed | sealed again |
+| 3 checksums to the index | same | unsealed | sealed again |
+| 4 still quiet and unchanged; the record is sealed | same | sealed, not listed | - |
 
-If the disk refuses the sync of step 4 the seal is withdrawn, and the file is not sealed again: data
-that can be read now may not be there later (`datastore.file_sync`).
+If the disk refuses the sync of step 2 the file is not sealed, now or later: data that can be read
+now may not be there later (`datastore.file_sync`).
 
 Invariants
 - The data file was quiet (nobody had it open or mapped for writing) before it was read and after,
-  with the same size, mtime and ctime; on an embedded engine nothing runs between the last look and
-  step 3, or 5 and its check.
-- A file that cannot be sealed now is tried again later, ever more rarely, for as long as the engine
-  lists it.
+  with the same size, mtime and ctime (but for the description, which changes ctime: a writer that
+  came just then has published, or has it open still); on an embedded engine nothing runs between
+  the last look and step 4.
 
 Reading and syncing compete with programs that use the disk: a file of a cache namespace waits until
-nothing was published for a moment, though no longer than ten seconds, and the sealer rests nine
-times as long as it worked, or until that moment comes. Data written with O_DIRECT are not left in
-the page cache by the reading, if the kernel can do that (see `checksum`). A node that stops waits
-for one chunk of it at most.
+nothing was published for a moment (`seal_queue`), and the sealer rests nine times as long as it
+worked, or until that moment comes. Data written with O_DIRECT are not left in the page cache by the
+reading, if the kernel can do that (see `checksum`). A node that stops waits for one chunk of it at
+most.
+
+A file whose seal only the engine keeps back is not read, described or synced again, while it stays
+as it was.
 
 A caller that waits for the ETag of files (`tree.sealed_etags`) asks for their seal: they go before
 all others, settled or not, and before the rest.
@@ -33,52 +34,35 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Set
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import trio
 
+from kvfs.base.errors import KvfsError
 from kvfs.base.priority import at_ordinary
 from kvfs.base.retry import Persistence
 from kvfs.datastore import file_lease, file_sync
 from kvfs.datastore.checksum import checksum
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index, Sealed
-from kvfs.meta.engine import Engine, Transaction
-from kvfs.meta.records import Flag, namespace_of
+from kvfs.meta.engine import Engine, Transaction, apart
+from kvfs.meta.records import namespace_of
 from kvfs.node.tasks.failing_files import FailingFiles
-from kvfs.tree import lifecycle, namespaces, sealed_etags
+from kvfs.node.tasks.seal_queue import SealQueue, cache_namespaces
+from kvfs.tree import lifecycle, sealed_etags
 from kvfs.tree.inodes import read_inodes
 from kvfs.vfs import seal
 from kvfs.vfs.content_versions import Overtaken, check_follows, publish_anew
 
 log = logging.getLogger(__name__)
 _PERIOD_S: Final = 0.25
-_SCAN_PERIOD_S: Final = 5.0
-_SETTLED_S: Final = 1.0
-"""Time since the last publish of the file: one that is rewritten at once is not worth a
-checksum."""
-_CALM_S: Final = 0.5
-_PATIENCE_S: Final = 10.0
-_BATCH: Final = 32
-_LOOKED_AT: Final = 1024
+_BATCH: Final = 128
+"""Files that are sealed by one commit, at most: of fewer the commit costs more than their keys."""
 _BATCH_BYTES: Final = 256 << 20
-_WAITING_LIMIT: Final = 16_384
-_MAX_DELAY_S: Final = 60.0
-_MAPPED_DELAY_S: Final = 4.0
-"""Delay for a file that is mapped: nobody tells when its last mapping goes, and stores through it
-are not published yet."""
 _RESTS: Final = 9
-
-
-class _Wait:
-    """A file that is to be sealed."""
-
-    __slots__ = ("delay_s", "due", "since")
-
-    def __init__(self, now: float, delay_s: float = _SETTLED_S) -> None:
-        self.since = now
-        self.delay_s = delay_s
-        self.due = now + delay_s
+_REMEMBERED: Final = 1024
+"""Files whose seals wait for the engine alone, at most: more are read again."""
 
 
 class _Asked:
@@ -106,12 +90,14 @@ class Sealer:
         self._files = files
         self._index = index
         self._writing = writing
-        self._waiting: dict[int, _Wait] = {}
-        self._last_publish = 0.0
-        self._next_scan = 0.0
-        self._scanned = 0
+        self._queue = SealQueue(engine, index)
+        self.published: Final = self._queue.published
+        self._has_more = False
+        """Whether the last batch was a whole one: others are likely to be due."""
         self._mapped: set[int] = set()
         """The files of the present batch that were not quiet."""
+        self._on_disk: dict[int, seal.SealRead] = {}
+        """Files that did all but step 4, since the engine did not answer, without a descriptor."""
         self._asked: list[_Asked] = []
         self._called = trio.Event()
         self.open_in: Set[int] = frozenset()
@@ -120,15 +106,6 @@ class Sealer:
         """Counters since the start; `not_quiet` counts attempts that met a writer, `seals_failed`
         those that the disk refused."""
         self._failing = FailingFiles(log, "sealed")
-
-    def published(self, ino: int, version: int, blocks: int) -> None:
-        """Notes that a file was published: it takes its place in the access order, and is sealed
-        when it has settled."""
-        self._index.add(ino, version, blocks)
-        now = trio.current_time()
-        self._last_publish = now
-        if len(self._waiting) < _WAITING_LIMIT or ino in self._waiting:
-            self._waiting[ino] = _Wait(now)
 
     async def seal_first(self, inos: Iterable[int]) -> None:
         """Returns when each of these was sealed, or tried: it is in use. `run` must be running.
@@ -142,7 +119,7 @@ class Sealer:
         """Seals the due files, until cancelled. Cancelled: a file is sealed or it is not."""
         sealing_due = Persistence(log.warning, "sealing failed, it will be tried again")
         while True:
-            await self._pause(_PERIOD_S)
+            await self._pause(0 if self._has_more else _PERIOD_S)
             began = trio.current_time()
             await sealing_due.attempt(self._seal_due)
             busy_s = trio.current_time() - began
@@ -151,8 +128,8 @@ class Sealer:
     async def _rest(self, longest_s: float) -> None:
         """Leaves the disk to publishers, until they have paused."""
         end = trio.current_time() + longest_s
-        while (now := trio.current_time()) < min(end, self._last_publish + _CALM_S):
-            if await self._pause(min(end, self._last_publish + _CALM_S) - now):
+        while (now := trio.current_time()) < min(end, self._queue.calm_at):
+            if await self._pause(min(end, self._queue.calm_at) - now):
                 return
 
     async def _pause(self, seconds: float) -> bool:
@@ -164,8 +141,10 @@ class Sealer:
     async def _seal_due(self) -> None:
         await self._seal_asked()
         now = trio.current_time()
-        await self._scan(now)
-        await self._seal(await self._due(now))
+        await self._queue.scan(now)
+        due = await self._queue.due(now, _BATCH)
+        self._has_more = len(due) == _BATCH
+        await self._seal(due)
 
     async def _seal_asked(self) -> None:
         """Seals the files that callers wait for."""
@@ -195,8 +174,7 @@ class Sealer:
         tried, sealed = await self._seal(part)
         for ino in tried:
             del asked.left[ino]
-            wait = self._waiting.get(ino)
-            if ino not in sealed and wait and trio.current_time() < wait.since + _SETTLED_S:
+            if ino not in sealed and self._queue.is_unsettled(ino):
                 asked.again.append(ino)
 
     async def settle(self) -> None:
@@ -220,47 +198,8 @@ class Sealer:
             synced = await trio.to_thread.run_sync(
                 seal.synced, self._files, doubtful, self._failing.failed
             )
-            if synced:
-                await self._engine.transact(partial(_settle, synced))
-
-    async def _scan(self, now: float) -> None:
-        """Takes up files that the engine lists and nobody told of: from before the start, by other
-        processes, or beyond the bound of the memory."""
-        if now < self._next_scan or len(self._waiting) >= _WAITING_LIMIT // 2:
-            return
-        after = self._scanned
-        found = await self._engine.read(lambda t: lifecycle.unsealed(t, after, 1024))
-        inodes = await self._engine.read(lambda t: read_inodes(t, found))
-        for ino, inode in zip(found, inodes, strict=True):
-            if ino not in self._waiting and inode is not None and inode.flags & Flag.PUBLISHED:
-                self._index.add_missing(ino, inode.version, inode.blocks)
-                self._waiting[ino] = _Wait(now)
-        self._scanned = found[-1] if found else 0
-        if not found:
-            self._next_scan = now + _SCAN_PERIOD_S
-
-    async def _due(self, now: float) -> list[int]:
-        """Returns the files to be tried now, those that wait longest first."""
-        due = [ino for ino, wait in self._waiting.items() if wait.due <= now]
-        if now - self._last_publish < _CALM_S:
-            kinds = await self._engine.read(lambda t: _cache_namespaces(t, due))
-            due = [
-                ino
-                for ino in due
-                if namespace_of(ino) not in kinds or now - self._waiting[ino].since >= _PATIENCE_S
-            ]
-        return await self._without_removed(due[:_LOOKED_AT])
-
-    async def _without_removed(self, due: list[int]) -> list[int]:
-        """Returns a batch of those that have a name: files that are replaced again and again must
-        not hold up the others. The engine lists those that get a name later."""
-        inodes = await self._engine.read(lambda t: read_inodes(t, due))
-        named = [
-            ino for ino, inode in zip(due, inodes, strict=True) if inode is not None and inode.nlink
-        ]
-        for ino in set(due).difference(named):
-            del self._waiting[ino]
-        return named[:_BATCH]
+            for part in apart(self._engine, synced, lambda each: each[0]):
+                await self._engine.transact(partial(_settle, part))
 
     async def _seal(self, inos: list[int]) -> tuple[list[int], set[int]]:
         """Seals as many of these as fit into one batch; returns those tried, and those sealed."""
@@ -274,19 +213,28 @@ class Sealer:
             if inode is not None and seal.sealable(inode) and not self._writing(ino)
         ]
         read: list[seal.SealRead] = []
-        sealed: set[int] = set()
+        parts, sealed = [read], set[int]()
         self._mapped.clear()
         self.open_in = {namespace_of(ino) for ino, _ in wanted}
         try:
             count = await trio.to_thread.run_sync(at_ordinary, self._read, wanted, with_md5, read)
-            await self._record(read)
-            sealed = {each.ino for each in read}
+            parts = apart(self._engine, read, lambda each: each.ino)
+            failure: KvfsError | None = None
+            for part in parts:
+                try:
+                    await self._record(part)
+                except KvfsError as error:  # one shard's server may be away, and not another's
+                    failure = failure or error
+                else:
+                    sealed.update(each.ino for each in part)
+            if failure is not None:
+                raise failure
         finally:  # those of a batch that failed give way to others, too
-            for each in read:
+            for each in chain.from_iterable(parts):
                 os.close(each.fd)
             self.open_in = frozenset()
-            self._reschedule(inos, sealed)
-            self._failing.look(self._waiting)
+            self._queue.tried(inos, sealed, self._mapped)
+            self._failing.look(self._queue)
             self.counters["seals_failed"] = self._failing.failures
         left = {ino for ino, _ in wanted[count:]}
         return [ino for ino in inos if ino not in left], sealed
@@ -303,7 +251,7 @@ class Sealer:
             one = self._read_one(ino, version, md5=ino in with_md5)
             if one is not None:
                 read.append(one)
-                budget -= one.stat.st_size
+                budget -= 0 if ino in self._on_disk else one.stat.st_size
         return len(wanted)
 
     def _read_one(self, ino: int, version: int, *, md5: bool) -> seal.SealRead | None:
@@ -311,59 +259,75 @@ class Sealer:
             fd = self._files.open_unseen(ino, version)
         except OSError:
             return None
-        found = None
+        found = done = None
         try:
             before = os.fstat(fd)
             if file_sync.is_lost(fd):
                 pass  # what it reads like now, it may not read like later
             elif file_lease.is_quiet(fd) is False:
                 self._mapped.add(ino)
+            elif (done := self._done(ino, version, before, md5=md5)) is not None:
+                return done._replace(fd=fd)
             else:
                 go_on = trio.from_thread.check_cancelled
                 found = checksum(fd, before.st_size, md5=md5, step=go_on)
         except OSError as error:
             self._failing.failed(ino, error)
         finally:
-            if found is None:
+            if found is None and done is None:
                 os.close(fd)
         if found is None:
             return None
-        return seal.SealRead(ino, version, fd, before, found, before.st_blocks)
+        stamp = seal.stamp(before)
+        return seal.SealRead(ino, version, fd, before, found, before.st_blocks, stamp)
+
+    def _done(
+        self, ino: int, version: int, now: os.stat_result, *, md5: bool
+    ) -> seal.SealRead | None:
+        """Returns what an earlier try found, if the file is as it was then."""
+        done = self._on_disk.get(ino)
+        if done is None or (done.version, done.stamp) != (version, seal.stamp(now)):
+            self._on_disk.pop(ino, None)
+            return None
+        return done if done.checksum.md5 or not md5 else None
 
     async def _record(self, read: list[seal.SealRead]) -> None:
-        """Does steps 2 to 5; files that were touched meanwhile are removed from `read`."""
+        """Does steps 2 to 4; files that were touched meanwhile are removed from `read`."""
+        self._queue.unpublished = {each.ino for each in read}
+        await self._publish_changed(read)
+        self._keep(read, await self._settled_on_disk(read))
         # What was removed while it was read has left the index, and is not to come back.
-        there = await self._engine.read(lambda t: [seal.is_there(t, each) for each in read])
-        self._keep(read, [each for each, so in zip(read, there, strict=True) if so])
+        self._keep(read, await self._engine.read(lambda t: seal.there(t, read)))
         self._index.store(
             Sealed(each.ino, each.version, each.checksum.chunks, each.blocks) for each in read
         )
         self._keep(read, [each for each in read if self._still(each)])
-        sealed = await self._engine.transact(lambda t: [seal.seal(t, each) for each in read])
-        await self._publish_changed(
-            [each for each, done in zip(read, sealed, strict=True) if not done]
-        )
+        self._on_disk.update({each.ino: each for each in read})
+        while len(self._on_disk) > _REMEMBERED:
+            del self._on_disk[next(iter(self._on_disk))]
+        sealed = await self._engine.transact(lambda t: seal.seal_all(t, read))
+        for each in read:
+            self._on_disk.pop(each.ino, None)
         self._keep(read, [each for each, done in zip(read, sealed, strict=True) if done])
-        described = await self._engine.read(lambda t: [seal.describe(t, each) for each in read])
-        settled = await trio.to_thread.run_sync(
-            seal.settle_on_disk, read, described, self._failing.failed
-        )
-        on_disk = {each.ino for each in settled}
-        lost = [each for each in read if each.ino not in on_disk and file_sync.is_lost(each.fd)]
-        await self._engine.transact(lambda t: [seal.confirm(t, each) for each in settled])
-        if lost:
-            await self._engine.transact(lambda t: seal.take_back(t, lost))
-        self._keep(read, [each for each in read if each.ino in on_disk])
         self.counters["sealed_files"] += len(read)
         self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
 
-    async def _publish_changed(self, unsealed: list[seal.SealRead]) -> None:
-        """Publishes files changed through a mapping: in a cluster that is new content, which is
-        sealed later."""
-        changed = await self._engine.read(
-            lambda t: [each for each in unsealed if t.node and seal.is_changed(t, each)]
+    async def _settled_on_disk(self, read: list[seal.SealRead]) -> list[seal.SealRead]:
+        """Does step 2 of those that did not do it at an earlier try; returns all that have."""
+        done = [each for each in read if each.ino in self._on_disk]
+        left = [each for each in read if each.ino not in self._on_disk]
+        if not left:
+            return done
+        described = await self._engine.read(lambda t: seal.describe_all(t, left))
+        return done + await trio.to_thread.run_sync(
+            seal.settle_on_disk, left, described, self._failing.failed
         )
-        for each in changed:
+
+    async def _publish_changed(self, read: list[seal.SealRead]) -> None:
+        """Publishes files changed through a mapping, and removes them from `read`: in a cluster
+        that is new content, which is sealed later."""
+        changed = await self._engine.read(lambda t: seal.changed(t, read) if t.node else [])
+        for each in filter(self._still, changed):
             record = partial(_publish, each)
             try:
                 version = await publish_anew(
@@ -372,8 +336,13 @@ class Sealer:
             except Overtaken:
                 continue
             self.published(each.ino, version, each.blocks)
+        if changed:
+            self._keep(read, [each for each in read if each not in changed])
 
     def _keep(self, read: list[seal.SealRead], kept: list[seal.SealRead]) -> None:
+        if len(kept) == len(read):
+            read[:] = kept
+            return
         names = {each.ino for each in kept}
         for each in read:
             if each.ino not in names:
@@ -387,23 +356,12 @@ class Sealer:
             if self._writing(each.ino) or file_lease.is_quiet(each.fd) is False:
                 self.counters["not_quiet"] += 1
                 return False
-            return seal.stamp(os.fstat(each.fd)) == seal.stamp(each.stat)
+            return (
+                each.ino in self._queue.unpublished and seal.stamp(os.fstat(each.fd)) == each.stamp
+            )
         except OSError as error:
             self._failing.failed(each.ino, error)
             return False
-
-    def _reschedule(self, tried: list[int], sealed: set[int]) -> None:
-        now = trio.current_time()
-        for ino in tried:
-            wait = self._waiting.get(ino)
-            if wait is None or (ino not in sealed and now < wait.due):
-                continue
-            del self._waiting[ino]
-            if ino not in sealed:
-                longest_s = _MAPPED_DELAY_S if ino in self._mapped else _MAX_DELAY_S
-                again = _Wait(now, min(wait.delay_s * 2, longest_s))
-                again.since = wait.since
-                self._waiting[ino] = again
 
 
 def _publish(each: seal.SealRead, t: Transaction, version: int) -> None:
@@ -417,15 +375,9 @@ def _settle(synced: list[tuple[int, int]], t: Transaction) -> None:
 
 def _durable_unsynced(t: Transaction, inos: list[int]) -> list[tuple[int, int]]:
     """Returns inode number and version of those whose data are not known to be on disk."""
-    caches = _cache_namespaces(t, inos)
+    caches = cache_namespaces(t, inos)
     return [
         (ino, inode.version)
         for ino, inode in zip(inos, read_inodes(t, inos), strict=True)
         if inode is not None and inode.nlink and namespace_of(ino) not in caches
     ]
-
-
-def _cache_namespaces(t: Transaction, inos: list[int]) -> set[int]:
-    numbers = {namespace_of(ino) for ino in inos}
-    known = {each.id: each.namespace.kind for each in namespaces.list_all(t)}
-    return {number for number in numbers if known.get(number) == "cache"}

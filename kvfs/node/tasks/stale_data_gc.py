@@ -4,7 +4,7 @@ their file removed, while the node was away; or a kill came between a data file 
 | data file | record | action |
 |---|---|---|
 | of the record's version, held by this node | there, in the index | it is as it should be |
-| the same | there, sealed, not in the index | it is read, and comes into the index |
+| the same | there, sealed, not so in the index | it is read, and comes into the index |
 | the same, not recorded as held | another node has it, or the file was removed | it goes |
 | the same | nobody else has it, sealed | compared with its checksum: see below |
 | the same | nobody else has it, not sealed | put away |
@@ -31,23 +31,24 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import trio
 
+from kvfs.base.descriptors import closing
 from kvfs.base.retry import Persistence
 from kvfs.datastore import file_sync
 from kvfs.datastore.batch_unlink import Name, unlink_each
-from kvfs.datastore.checksum import FileChecksum, checksum
+from kvfs.datastore.checksum import FileChecksum, checksum, combine
 from kvfs.datastore.files import DataFiles
-from kvfs.datastore.index import Index, Sealed
+from kvfs.datastore.index import Index, IndexEntry, Sealed
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.engine_copy import refuse_unfinished
-from kvfs.meta.records import Flag
+from kvfs.meta.records import Flag, Inode
 from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inodes
 from kvfs.vfs.quarantine import kinds_of, put_away
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 _BATCH: Final = 256
 _PERIOD_S: Final = 3600.0
 _AGE_S: Final = 60.0
+_PART_BYTES: Final = 64 << 20
 
 
 class StaleDataHolds(Protocol):
@@ -131,9 +133,8 @@ class Strays:
 
     async def _judge(self, names: list[Name]) -> None:
         found = await self._engine.read(lambda t: _strays(t, names))
-        for name in found.held:
-            if not self._is_indexed(*name):
-                await self._enter(name)
+        if found.held:
+            await self._enter(found.held)
         away = found.away
         for name in found.alone:
             try:
@@ -183,22 +184,44 @@ class Strays:
         entry = self._index.get(ino)
         return entry is not None and entry.version == version
 
-    async def _enter(self, name: Name) -> None:
-        """Enters a sealed data file in the index. One that differs from its record is entered
-        without checksums: the scrubber judges it."""
-        ino, version = name
-        inode = await self._engine.read(lambda t: read_inodes(t, [ino])[0])
-        if inode is None or inode.version != version:
-            return
+    async def _enter(self, names: list[Name]) -> None:
+        """Enters sealed data files in the index that are not there, or as they were before they
+        were sealed. One that differs from its record is entered without checksums: the scrubber
+        judges it."""
+        inos = [ino for ino, _ in names]
+        inodes = await self._engine.read(lambda t: read_inodes(t, inos))
+        left = [
+            (name, inode)
+            for name, inode, entry in zip(names, inodes, self._index.get_many(inos), strict=True)
+            if inode is not None and inode.version == name[1] and not _tells_of(entry, inode)
+        ]
+        while left:
+            part = _first_of(left)
+            del left[: len(part)]
+            read = await trio.to_thread.run_sync(self._read_all, part)
+            # What was removed while it was read has left the index, and is not to come back.
+            there = [pair for pair in zip(part, read, strict=True) if self._files.has(*pair[0][0])]
+            self._index.store(found for _, found in there if isinstance(found, Sealed))
+            for (name, inode), found in there:
+                if found is None:
+                    self._index.add_missing(*name, inode.blocks)
+                elif not isinstance(found, Sealed):
+                    self._complain(name, found)
+
+    def _read_all(
+        self, files: Sequence[tuple[Name, Inode]]
+    ) -> list[Sealed | OSError | MemoryError | None]:
+        return [self._read_sealed(*each) for each in files]
+
+    def _read_sealed(self, name: Name, inode: Inode) -> Sealed | OSError | MemoryError | None:
+        """Returns a data file's entry; None if it is not what its record says."""
         try:
-            found = await trio.to_thread.run_sync(self._read, name, inode.size)
+            found = self._read(name, inode.size)
         except (OSError, MemoryError) as error:
-            self._complain(name, error)
-            return
-        if found is not None and found[0].combined == inode.checksum:
-            self._index.store([Sealed(ino, version, found[0].chunks, found[1])])
-        else:
-            self._index.add_missing(ino, version, inode.blocks)
+            return error
+        if found is None or found[0].combined != inode.checksum:
+            return None
+        return Sealed(*name, found[0].chunks, found[1])
 
     async def _adopt(self, name: Name) -> bool:
         """Records the data file as held, if it matches its record; False if it differs. Raises
@@ -207,7 +230,7 @@ class Strays:
         inode = await self._engine.read(lambda t: read_inodes(t, [ino])[0])
         if inode is None or inode.version != version:
             return True  # by now it is the next sweep's
-        found = await trio.to_thread.run_sync(self._read, name, inode.size)
+        found = await trio.to_thread.run_sync(lambda: self._read(name, inode.size, syncs=True))
         if found is None or found[0].combined != inode.checksum:
             return False
         sums, blocks = found
@@ -224,16 +247,33 @@ class Strays:
             self.counters["strays_kept"] += 1
         return True
 
-    def _read(self, name: Name, size: int) -> tuple[FileChecksum, int] | None:
-        """Returns checksums and blocks; None if it is not as long as its record says."""
-        fd = self._files.open_unseen(*name)
-        try:
-            file_sync.sync(fd)
+    def _read(
+        self, name: Name, size: int, *, syncs: bool = False
+    ) -> tuple[FileChecksum, int] | None:
+        """Returns checksums and blocks; None if it is not as long as its record says. `syncs`: it
+        is on disk then; a data file whose seal is recorded was before."""
+        with closing(self._files.open_unseen(*name)) as fd:
+            if syncs:
+                file_sync.sync(fd)
             stat = os.fstat(fd)
             found = checksum(fd, size) if stat.st_size == size else None
-        finally:
-            os.close(fd)
         return None if found is None else (found, stat.st_blocks)
+
+
+def _tells_of(entry: IndexEntry | None, inode: Inode) -> bool:
+    """Returns whether an entry is of a sealed file's content."""
+    if entry is None or entry.version != inode.version:
+        return False
+    return combine(entry.chunks) == inode.checksum
+
+
+def _first_of(files: Sequence[tuple[Name, Inode]]) -> list[tuple[Name, Inode]]:
+    """Returns the first of these files, as many as are read in one go."""
+    size, count = 0, 0
+    while count < len(files) and (not count or size + files[count][1].size <= _PART_BYTES):
+        size += files[count][1].size
+        count += 1
+    return list(files[:count])
 
 
 def _strays(t: Transaction, names: list[Name]) -> _Found:

@@ -18,7 +18,9 @@ Invariants
 """
 
 import contextlib
+import errno
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -26,6 +28,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
+from kvfs.base.descriptors import closing
+from kvfs.base.media import Place
 from kvfs.base.retry import Persistence
 from kvfs.datastore import file_lease, file_sync, places
 from kvfs.datastore.checksum import checksum
@@ -42,6 +46,9 @@ from kvfs.tree.inodes import BLOCK, read_inodes
 
 log = logging.getLogger(__name__)
 _TELL_S: Final = 1.0
+_LOOK_S: Final = 5.0
+"""Time between two looks whether a disk takes files: each writes to it."""
+_FAILED: Final = (errno.EROFS, errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENXIO, errno.ENODEV)
 _SHORTEST_S: Final = 0.25
 _COST_FACTOR: Final = 20
 _BATCH: Final = 512
@@ -84,6 +91,8 @@ class Tiering:
         self._holders = holders
         self._own_free = own_free
         self.rooms: list[TierRoom] = []
+        self._refusals: dict[str, tuple[float, str | None]] = {}
+        """The reason why a place takes no files, with the time of the look."""
         self.counters = {"demoted_files": 0, "demoted_bytes": 0}
 
     @property
@@ -105,6 +114,7 @@ class Tiering:
                 "path": each.place.root,
                 "used_bytes": each.used,
                 "capacity_bytes": each.capacity,
+                "refusal": each.refusal,
             }
             for each in self.rooms
         ]
@@ -125,9 +135,7 @@ class Tiering:
 
     async def _keep_telling(self) -> None:
         telling = Persistence(log.warning, "where new files go cannot be told")
-        while True:
-            await trio.sleep(_TELL_S)
-            await telling.attempt(self._tell)
+        await telling.repeat(self._tell, _TELL_S, first_s=_TELL_S)
 
     async def _keep_apart(self) -> None:
         moving = Persistence(log.warning, "files are not moved between tiers")
@@ -135,9 +143,8 @@ class Tiering:
             await moving.attempt(self._round)
 
     async def _tell(self) -> None:
-        media = {
-            each.id: each.namespace.media for each in await self._engine.read(namespaces.list_all)
-        }
+        found = await self._engine.read(namespaces.records)
+        media = {number: each.media for number, each in found.items()}
         targets = policy.targets(media, self.rooms, self._own_free())
         self._files.use(targets)
         places.write_targets(self._store, targets)
@@ -158,17 +165,35 @@ class Tiering:
         rooms = []
         for place in self._files.places:
             found: list[_Seen] = []
-            if not place.is_shared:
-                files = self._files.at(place)
-                found = await trio.to_thread.run_sync(_walk, files)
-            used = sum(each.size for each in found)
-            disk = os.statvfs(place.root)
-            capacity = used + disk.f_bavail * disk.f_frsize
-            rooms.append(TierRoom(place, used, min(place.limit or capacity, capacity)))
+            try:
+                if not place.is_shared:
+                    files = self._files.at(place)
+                    found = await trio.to_thread.run_sync(_walk, files)
+                rooms.append(self._room(place, sum(each.size for each in found)))
+            except OSError as error:
+                self._refusals[place.root] = time.monotonic(), error.strerror
+                rooms.append(self._lost(place, error))
             if place.medium == "ram":
                 seen[place.root] = found
+        _tell_refusals(self.rooms, rooms)
         self.rooms = rooms
         return seen
+
+    def _room(self, place: Place, used: int) -> TierRoom:
+        """Measures a place whose data files take so many bytes. Raises OSError."""
+        disk = os.statvfs(place.root)
+        capacity = used + disk.f_bavail * disk.f_frsize
+        looked_at, refusal = self._refusals.get(place.root, (-math.inf, None))
+        if time.monotonic() - looked_at > _LOOK_S:
+            refusal = refusal_of(place.root)
+            self._refusals[place.root] = time.monotonic(), refusal
+        return TierRoom(place, used, min(place.limit or capacity, capacity), refusal)
+
+    def _lost(self, place: Place, error: OSError) -> TierRoom:
+        """Returns a place that cannot be measured, as full as it was."""
+        before = [each for each in self.rooms if each.place == place]
+        room = before[0] if before else TierRoom(place, 0, 0)
+        return room._replace(refusal=error.strerror)
 
     async def _relieve(self, room: TierRoom, seen: list[_Seen]) -> None:
         """Moves the coldest files there until it is below its headroom again."""
@@ -245,6 +270,30 @@ class Tiering:
         return self._files.at(best.place)
 
 
+def _tell_refusals(before: list[TierRoom], now: list[TierRoom]) -> None:
+    refused = {each.place.root for each in before if each.refusal is not None}
+    for each in now:
+        root = each.place.root
+        if each.refusal is not None and root not in refused:
+            log.error(
+                "the tier %s takes no new files (%s), what it has is read as long as it gives it:"
+                " look at its disk and the kernel's log, and mount it anew",
+                *(root, each.refusal),
+            )
+        elif each.refusal is None and root in refused:
+            log.warning("the tier %s takes files again", root)
+
+
+def refusal_of(root: str) -> str | None:
+    """Returns the reason why the disk of a directory takes no files; None: it takes some, or is
+    full."""
+    try:
+        os.close(os.open(root, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        return error.strerror if error.errno in _FAILED else None
+    return None
+
+
 def _walk(files: DataFiles) -> list[_Seen]:
     found = []
     for ino, version in files.scan():
@@ -269,8 +318,7 @@ def _stamp(fd: int) -> tuple[int, int, int]:
 def _copy(fd: int, target: DataFiles, each: _Seen, inode: Inode) -> bool:
     """Does step 1, in a thread; returns whether the copy matches the record."""
     source = os.fstat(fd)
-    copy = target.begin_arriving(each.ino, each.version, source.st_size)
-    try:
+    with closing(target.begin_arriving(each.ino, each.version, source.st_size)) as copy:
         at = 0
         while at < source.st_size:
             count = os.sendfile(copy, fd, at, min(_SEND_BYTES, source.st_size - at))
@@ -285,5 +333,3 @@ def _copy(fd: int, target: DataFiles, each: _Seen, inode: Inode) -> bool:
         if not inode.boot:
             file_sync.sync(copy)
         return True
-    finally:
-        os.close(copy)

@@ -20,7 +20,7 @@ from kvfs.base.errors import KvfsError
 from kvfs.base.retry import Persistence
 from kvfs.datastore.files import DataFiles
 from kvfs.meta import keys
-from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.engine import Engine, Transaction, itself, transact_each
 from kvfs.meta.records import Flag, Inode
 from kvfs.tree import lifecycle
 from kvfs.tree.inodes import read_inodes
@@ -75,12 +75,13 @@ class Unsealer:
             raise
 
     async def _take_back(self, inos: list[int]) -> None:
-        def fn(t: Transaction) -> None:
-            for ino, inode in zip(inos, read_inodes(t, inos), strict=True):
+        def fn(t: Transaction, part: list[int]) -> list[None]:
+            for ino, inode in zip(part, read_inodes(t, part), strict=True):
                 if inode is not None and self._writes(ino) and self._is_sealed_here(ino, inode):
                     lifecycle.reopen(t, ino)
+            return []
 
-        await self._engine.transact(fn)
+        await transact_each(self._engine, inos, itself, fn)
 
     def _is_sealed_here(self, ino: int, inode: Inode) -> bool:
         return bool(inode.flags & Flag.SEALED) and self._files.has(ino, inode.version)

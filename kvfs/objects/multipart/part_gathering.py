@@ -18,7 +18,7 @@ from kvfs.objects.multipart.upload_transactions import UploadPart
 from kvfs.objects.object_errors import InvalidPart
 from kvfs.session.byte_transfer import Step
 from kvfs.session.session import Session
-from kvfs.vfs.node_client import Link
+from kvfs.vfs.node_client import NodeClient
 from kvfs.vfs.stage import Draft, Drafts
 
 
@@ -29,13 +29,13 @@ class PartGathering:
     def __init__(
         self,
         session: Session,
-        link: Link,
+        node: NodeClient,
         stage: Drafts,
         bucket: Bucket,
         parts: Sequence[UploadPart],
     ) -> None:
         self._session = session
-        self._link = link
+        self._node = node
         self._stage = stage
         self._bucket = bucket
         self._parts = parts
@@ -87,10 +87,10 @@ class PartGathering:
             return None
 
     def _open_elsewhere(self, part: UploadPart) -> int | None:
-        if self._session.mirrored is None:
+        if self._session.replica is None:
             return None
         if part.place.data == part.ino:
-            return self._open_here(part) if self._link.bring(part.ino) else None
+            return self._open_here(part) if self._node.bring(part.ino) else None
         return self._borrow(part.place.data)
 
     def _borrow(self, data: int) -> int | None:
@@ -98,4 +98,4 @@ class PartGathering:
         size = max(each.place.offset + each.size for each in self._parts if each.place.data == data)
         body = self._stage.begin_one(self._bucket.new_file(size))
         self._borrowed.append(body)
-        return os.dup(body.fd) if self._link.borrow(data, size, body.ino) else None
+        return os.dup(body.fd) if self._node.borrow(data, size, body.ino) else None

@@ -25,7 +25,7 @@ from kvfs.objects.open_object import ObjectOpener
 from kvfs.objects.publish import Publisher
 from kvfs.session.byte_transfer import Step, go_on
 from kvfs.session.session import Session
-from kvfs.vfs.node_client import Link
+from kvfs.vfs.node_client import NodeClient
 from kvfs.vfs.post_commit import Changed
 from kvfs.vfs.stage import Draft, Drafts
 from kvfs.vfs.stage_records import WrittenData
@@ -42,7 +42,7 @@ class Uploads:
         drafts: ObjectDrafts,
         opener: ObjectOpener,
         publisher: Publisher,
-        link: Link,
+        node: NodeClient,
     ) -> None:
         self._session = opened
         self._stage = stage
@@ -50,7 +50,7 @@ class Uploads:
         self._drafts = drafts
         self._opener = opener
         self._publisher = publisher
-        self._link = link
+        self._node = node
 
     def create(self, bucket: bytes, key: bytes, metadata: Metadata) -> Upload:
         """Raises NoSuchBucket, Invalid, TooLarge."""
@@ -85,7 +85,7 @@ class Uploads:
         found, upload = self._session.read(fn)
         slot = self._slots.begin(found, upload, number, size_hint, self._publisher.moment())
         body = self._stage.begin_one(found.new_file(size_hint)) if slot is None else slot
-        return ObjectDraft(body, found, key, upload, number)
+        return ObjectDraft(body, found, key, True, upload, number)
 
     def commit_part(self, draft: ObjectDraft, etag: str, metadata: Metadata) -> UploadPart:
         """Like `ObjectStore.commit`. Raises NoSuchUpload when the upload has ended meanwhile."""
@@ -234,7 +234,7 @@ class Uploads:
             return result
 
         boot = self._session.boot
-        with PartGathering(self._session, self._link, self._stage, found, parts) as gathering:
+        with PartGathering(self._session, self._node, self._stage, found, parts) as gathering:
             with self._slots.joined(found, upload, parts, gathering, boot, step) as written:
                 if written is not None:
                     return self._publisher.change_synced(

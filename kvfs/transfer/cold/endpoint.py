@@ -9,8 +9,10 @@ Bytes of objects pass through boto3: callers hand in parts of bounded size.
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -37,6 +39,9 @@ _REFUSED: Final = frozenset(
 )
 _CHANGED: Final = frozenset(("412", "PreconditionFailed"))
 _LATER: Final = frozenset(("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"))
+
+
+NOTHING_TOLD: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class ColdLocation(msgspec.Struct, frozen=True):
@@ -84,6 +89,15 @@ class ColdPart(NamedTuple):
     number: int
     size: int
     etag: str
+
+
+class UnfinishedUpload(NamedTuple):
+    """A multipart upload that is under way, or was given up."""
+
+    key: str
+    upload: str
+    age_s: float
+    """Seconds since it was begun, by the store's clock."""
 
 
 class Endpoint:
@@ -140,20 +154,31 @@ class Endpoint:
             finally:
                 body.close()
 
-    def put(self, key: str, data: bytes) -> None:
-        """Puts a whole object, over an existing one."""
+    def told(self, key: str) -> dict[str, str] | None:
+        """Returns what was told of an object when it was put; None: there is no such object."""
+        try:
+            with _translated(self.bucket):
+                found = self._client.head_object(Bucket=self.bucket, Key=key)
+        except NotFound:
+            return None
+        return dict(found["Metadata"])
+
+    def put(self, key: str, data: bytes, told: Mapping[str, str] = NOTHING_TOLD) -> None:
+        """Puts a whole object, over an existing one. `told`: ASCII text by name, up to 2 kB."""
         with _translated(self.bucket):
-            self._client.put_object(Bucket=self.bucket, Key=key, Body=data)
+            self._client.put_object(Bucket=self.bucket, Key=key, Body=data, Metadata=dict(told))
 
     def delete(self, key: str) -> None:
         """Deletes an object, whether it exists or not."""
         with _translated(self.bucket):
             self._client.delete_object(Bucket=self.bucket, Key=key)
 
-    def begin(self, key: str) -> str:
-        """Begins an upload in parts; returns its id."""
+    def begin(self, key: str, told: Mapping[str, str] = NOTHING_TOLD) -> str:
+        """Begins an upload in parts; returns its id. `told`: as for `put`."""
         with _translated(self.bucket):
-            made = self._client.create_multipart_upload(Bucket=self.bucket, Key=key)
+            made = self._client.create_multipart_upload(
+                Bucket=self.bucket, Key=key, Metadata=dict(told)
+            )
         return str(made["UploadId"])
 
     def begun(self, key: str) -> str | None:
@@ -165,6 +190,31 @@ class Endpoint:
         if not found:
             return None
         return str(max(found, key=lambda each: each["Initiated"])["UploadId"])
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Yields the unfinished uploads of keys that begin so, in pages. Raises NotSupported if the
+        store does not tell when they were begun, or where a list goes on."""
+        following: dict[str, str] = {}
+        while True:
+            with _translated(self.bucket):
+                page = self._client.list_multipart_uploads(
+                    Bucket=self.bucket, Prefix=prefix, **following
+                )
+            try:
+                found, following = _uploads_of(page)
+            except (KeyError, TypeError, ValueError) as error:
+                raise NotSupported(
+                    f"the object store of {self.bucket} lists its unfinished uploads without"
+                    f" {error}: have a rule of the bucket end them"
+                ) from error
+            yield from found
+            if not following:
+                return
+
+    def abort(self, key: str, upload: str) -> None:
+        """Ends an upload, and drops its parts; it may have ended already."""
+        with contextlib.suppress(NotFound), _translated(self.bucket):
+            self._client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
 
     def parts(self, key: str, upload: str) -> list[ColdPart]:
         """Returns the parts of an upload that are there already."""
@@ -221,6 +271,22 @@ def _connect(url: str | None, patience: Patience) -> Any:
     session = boto3.session.Session()
     region = session.region_name or "us-east-1"
     return session.client("s3", endpoint_url=url, region_name=region, config=settings)
+
+
+def _uploads_of(page: Any) -> tuple[list[UnfinishedUpload], dict[str, str]]:
+    """Returns the uploads that a page lists, and where the next one begins; empty: it is the last.
+    Raises KeyError, TypeError, ValueError: it is not as S3's."""
+    now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+    found = [
+        UnfinishedUpload(each["Key"], each["UploadId"], (now - each["Initiated"]).total_seconds())
+        for each in page.get("Uploads", ())
+    ]
+    if not page.get("IsTruncated"):
+        return found, {}
+    return found, {
+        "KeyMarker": page["NextKeyMarker"],
+        "UploadIdMarker": page["NextUploadIdMarker"],
+    }
 
 
 @contextlib.contextmanager

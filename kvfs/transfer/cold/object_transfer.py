@@ -13,12 +13,12 @@ Invariants
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final
 
 from kvfs.base.errors import Conflict, NotFound, Unavailable
-from kvfs.transfer.cold.endpoint import ColdPart, Endpoint
+from kvfs.transfer.cold.endpoint import NOTHING_TOLD, ColdPart, Endpoint, Remote
 
 Step = Callable[[int], None]
 PART_BYTES: Final = 16 << 20
@@ -31,25 +31,33 @@ _ATTEMPTS: Final = 3
 
 
 def upload(
-    endpoint: Endpoint, key: str, fd: int, size: int, step: Step, *, trusted: bool = False
+    endpoint: Endpoint,
+    key: str,
+    fd: int,
+    size: int,
+    step: Step,
+    *,
+    trusted: bool = False,
+    told: Mapping[str, str] = NOTHING_TOLD,
 ) -> None:
     """Makes an object of the first `size` bytes of a file. An interrupted upload of this key goes
-    on; `trusted`: the key names the content, so that its parts need no comparison.
+    on, unless something is `told` with the object (`Endpoint.put`), which may be another thing by
+    now; `trusted`: the key names the content, so that its parts need no comparison.
 
     Raises what Endpoint raises, Conflict if the file turned out shorter, OSError.
     """
     if size <= PART_BYTES:
-        endpoint.put(key, _read(fd, 0, size))
+        endpoint.put(key, _read(fd, 0, size), told)
         step(size)
         return
-    begun = endpoint.begun(key)
+    begun = None if told else endpoint.begun(key)
     if begun is not None:
         try:
             _upload_parts(endpoint, key, begun, fd, size, step, trusted=trusted)
             return
         except NotFound:  # it was aborted meanwhile, by a lifecycle rule perhaps
             pass
-    _upload_parts(endpoint, key, endpoint.begin(key), fd, size, step, trusted=trusted)
+    _upload_parts(endpoint, key, endpoint.begin(key, told), fd, size, step, trusted=trusted)
 
 
 def download(
@@ -96,7 +104,23 @@ def _upload_parts(
         step(len(data))
 
     _in_threads(one, range(1, -(-size // length) + 1), threading.Event())
-    endpoint.complete(key, upload_id, [done[number] for number in sorted(done)])
+    parts = [done[number] for number in sorted(done)]
+    try:
+        endpoint.complete(key, upload_id, parts)
+    except NotFound:  # perhaps it was done, its answer was lost, and it was asked for again
+        if not _is_made(endpoint.head(key), size, parts):
+            raise
+
+
+def _is_made(found: Remote | None, size: int, parts: Sequence[ColdPart]) -> bool:
+    """Returns whether an object is of these parts, by the ETag that S3 makes of theirs."""
+    try:
+        sums = b"".join(bytes.fromhex(each.etag.strip('"')) for each in parts)
+    except ValueError:  # those of an encrypted bucket, for one
+        return False
+    whole = hashlib.md5(sums, usedforsecurity=False).hexdigest()
+    wanted = size, f"{whole}-{len(parts)}"
+    return found is not None and (found.size, found.etag.strip('"')) == wanted
 
 
 def _is_same(old: ColdPart, data: bytes, *, trusted: bool) -> bool:

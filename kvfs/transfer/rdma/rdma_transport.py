@@ -7,7 +7,7 @@ import trio
 
 from kvfs.cluster.peer_client import PeerClient
 from kvfs.cluster.peer_protocol import TAKEN
-from kvfs.cluster.peer_server import PeerServer
+from kvfs.cluster.peer_server import Method
 from kvfs.transfer.rdma.exporter import Lending
 from kvfs.transfer.rdma.rdma_reader import OverMover
 from kvfs.transfer.rdma.transfer_process import Mover
@@ -35,10 +35,10 @@ class Rdma:
         mover = self.mover
         return {"over": mover.kind.decode(), "reason": mover.reason, "process": mover.pid}
 
-    def serve(self, server: PeerServer) -> None:
-        """Makes the server lend."""
-        server.lender = self.lending
-        server.methods[TAKEN] = self.lending.taken
+    @property
+    def methods(self) -> dict[str, Method]:
+        """The requests that peers may send it, by method."""
+        return {TAKEN: self.lending.taken}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs until cancelled; started when the mover runs. Raises what `Mover.run` raises."""

@@ -124,27 +124,32 @@ def garbage(t: Transaction, after: bytes, limit: int) -> tuple[list[Object], byt
     return found, b""
 
 
-def collected(t: Transaction, gone: list[Object]) -> None:
-    """Notes that these objects are deleted."""
+def collected(t: Transaction, gone: list[Object]) -> list[Object]:
+    """Notes that these objects are deleted. Returns them."""
     for each in gone:
         t.delete(keys.cold_object(*each))
+    return gone
 
 
-def abandon(t: Transaction, after: bytes, limit: int) -> bytes:
-    """Abandons, at a start, the uploads of this node: they are garbage. Returns where to go on
-    (empty: nowhere)."""
-    mine = _UPLOADING + t.node
-    left = []
-    following = b""
+def uploads(t: Transaction, after: bytes, limit: int) -> tuple[list[Object], bytes]:
+    """Returns the uploads of this node among the next `limit` noted, and where to go on (empty:
+    nowhere)."""
+    found: list[Object] = []
     for count, (key, value) in enumerate(t.scan(after or b"z", b"{")):
         if count == limit:
-            following = key
-            break
-        if value == mine:
-            left.append(key)
-    for key in left:
-        t.put(key, b"")
-    return following
+            return found, key
+        if value == _UPLOADING + t.node:
+            found.append(_object(key))
+    return found, b""
+
+
+def abandon(t: Transaction, left: list[Object]) -> list[Object]:
+    """Abandons, at a start, these uploads of this node: they are garbage. Returns them."""
+    for each in left:
+        key = keys.cold_object(*each)
+        if t.get(key) == _UPLOADING + t.node:
+            t.put(key, b"")
+    return left
 
 
 def _object(key: bytes) -> Object:

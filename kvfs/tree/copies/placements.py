@@ -36,8 +36,18 @@ class Holder(NamedTuple):
 def hold(t: Transaction, ino: int, version: int) -> None:
     """Records that this node has the data file, the whole of it."""
     if t.node:
-        t.put(keys.placement(ino, t.node), pack(Holding(version=version)))
-        t.put(keys.held(t.node, ino), b"")
+        hold_at(t, ino, version, t.node)
+
+
+def hold_at(t: Transaction, ino: int, version: int, node: bytes) -> None:
+    """Records that a node has the data file, the whole of it."""
+    t.put_all(of_holder(ino, version, node))
+
+
+def of_holder(ino: int, version: int, node: bytes) -> list[tuple[bytes, bytes]]:
+    """Returns the keys and values by which a node has the data file, the whole of it."""
+    placement = keys.placement(ino, node)
+    return [(placement, pack(Holding(version=version))), (keys.held(node, ino), b"")]
 
 
 def hold_alone(t: Transaction, ino: int, version: int) -> None:
@@ -121,3 +131,12 @@ def holding(t: Transaction, inos: Sequence[int], node: bytes) -> list[Holding | 
 def held_by(t: Transaction, node: bytes, after_ino: int, limit: int) -> list[int]:
     """Returns up to `limit` inode numbers above `after_ino` of files of which a node has a part."""
     return listed(t, keys.held(node, after_ino), keys.after(b"h" + node), limit)
+
+
+def held_within(
+    t: Transaction, node: bytes, namespace_id: int, after_ino: int, limit: int
+) -> list[int]:
+    """Does what `held_by` does, for the files of one namespace."""
+    prefix = keys.HELD + node + keys.pack_u16(namespace_id)
+    start = max(prefix, keys.held(node, after_ino))
+    return listed(t, start, keys.after(prefix), limit)

@@ -24,7 +24,8 @@ class HeldFile(NamedTuple):
 
 def look(t: Transaction, inos: Sequence[int]) -> list[HeldFile]:
     """Returns those of these files that have data which others can be given: an incomplete upload
-    has them on its node alone."""
+    has them on its node alone, and of a namespace whose names are each node's own no other node
+    knows a file."""
     found = []
     namespaces: dict[int, Namespace | None] = {}
     for ino, inode in zip(inos, read_inodes(t, inos), strict=True):
@@ -37,7 +38,7 @@ def look(t: Transaction, inos: Sequence[int]) -> list[HeldFile]:
             value = t.get(keys.namespace(number))
             namespaces[number] = None if value is None else unpack_namespace(value)
         namespace = namespaces[number]
-        if namespace is not None:
+        if namespace is not None and not namespace.is_peer:
             holders = whole_holders(t, ino, inode.version)
             found.append(HeldFile(ino, inode, holders, 1 + namespace.replicas, namespace))
     return found

@@ -12,8 +12,8 @@ from s3api.auth import authorization
 from s3api.http.request_context import Call, Handler, moment
 from s3api.http.s3_errors import S3Error, invalid_argument
 from s3api.model.addressing import check_bucket_name, is_bucket_name
+from s3api.operations.acls import name_of
 from s3api.operations.answers import answer
-from s3api.operations.object.object_acls import name_of
 from s3api.rules import tagging
 from s3api.rules.access import acl, ownership
 from s3api.storage.bucket_settings import (

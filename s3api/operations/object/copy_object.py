@@ -1,28 +1,170 @@
-"""CopyObject: the kernel copies the bytes, or shares them where the filesystem can."""
+"""CopyObject, and the sources of copies: the caller must be allowed to read them. The kernel copies
+the bytes, or shares them where the filesystem can."""
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from kvfs.base.errors import Conflict
 from kvfs.http.api import Response
+from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NoSuchVersion
 from kvfs.objects.object_info import Facts
+from kvfs.objects.open_object import marked_deleted
+from s3api.auth.authorization import Access
 from s3api.http.buffer_pool import BUFFER_BYTES
-from s3api.http.request_context import Call, Handler, moment
+from s3api.http.outcome import AccessLogEntry
+from s3api.http.request_context import Call, Handler, moment, target
 from s3api.http.s3_errors import S3Error
-from s3api.operations.answers import checksum_members, checksum_name, metadata_of
+from s3api.operations.acls import acl_of_new
+from s3api.operations.answers import checksum_members, metadata_of
 from s3api.operations.long_running import WorkPace, answer_lasting
-from s3api.operations.object.copy_sources import Source, copied
-from s3api.operations.object.object_acls import acl_of_new
-from s3api.operations.object.object_version import expiration, version_id
+from s3api.operations.object.object_version import (
+    check_version_id,
+    expiration,
+    search,
+    version_id,
+)
 from s3api.operations.object.put_object import PUT_LIMIT_BYTES, check_of, tags_of_new
-from s3api.operations.object.retention import lock_of_new
+from s3api.operations.object.version_settings import lock_of_new
 from s3api.rules import checksums, etag, metadata
 from s3api.rules.access import actions
 from s3api.rules.checksums import ALGORITHMS, FULL_OBJECT, Hasher
-from s3api.rules.conditions import Conditions
+from s3api.rules.conditions import WRITE_CONDITIONS, Conditions, check_copy_source
+from s3api.rules.copy_source import parse_copy_source
+
+T = TypeVar("T")
+_READ: Final = {"CopyObject": "REST.COPY.OBJECT_GET", "UploadPartCopy": "REST.COPY.PART_GET"}
+_READS: Final = "GetObject"
+_ATTEMPTS: Final = 3
+
+
+class Source:
+    """An object that a call copies from, allowed to be read, its conditions met.
+
+    `triple` names it for the store. The store may later open another object: `check` compares that
+    with this."""
+
+    def __init__(self, call: Call) -> None:
+        """Raises S3Error, NoSuchBucket."""
+        reading = _reading(call)
+        self.triple = reading.raw_bucket, reading.raw_key, reading.version
+        self._conditions = Conditions.of(call.params, "CopySource")
+        expected = call.params.get("ExpectedSourceBucketOwner")
+        if expected is not None and expected != reading.owner:
+            raise S3Error("AccessDenied")
+        self.settings = reading.settings
+        self._reading, self._access = reading, call.service.access
+        self.facts = self._find(reading, self._access)
+        call.entries = self._entries
+
+    def check(self, found: Facts | None) -> None:
+        """Raises PreconditionFailed, and Conflict if it is another one than was allowed to be
+        read."""
+        self._check_conditions(found)
+        if found is None or (found.ino, found.etag) != (self.facts.ino, self.facts.etag):
+            raise Conflict("the source of the copy was replaced meanwhile")
+
+    def require_tags(self) -> None:
+        """Raises AccessDenied unless the caller may read the tags too."""
+        action = actions.needed_for_tags(self._reading.version or None)
+        self._access.require(self._reading, (action,), self.facts)
+
+    def _entries(self) -> list[AccessLogEntry]:
+        """Returns the entry in the log of the source's own bucket: it was read."""
+        operation = _READ.get(self._reading.operation, "")
+        named = self._reading
+        version = version_id(named, self.facts) or ""
+        size = self.facts.size
+        return [AccessLogEntry(operation, named.bucket, named.owner, named.key, version, size=size)]
+
+    def _check_conditions(self, found: Facts | None) -> None:
+        if found is not None and self._conditions:
+            check_copy_source(self._conditions, target(found))
+
+    def _find(self, reading: Call, access: Access) -> Facts:
+        action = actions.needed_of_source(reading.version or None)
+        try:
+            found = reading.store.find(*self.triple)
+        except NoSuchVersion as error:
+            reading.store.misses.found_nothing(error)
+            access.require(reading, (action,))
+            raise
+        except NoSuchKey as error:
+            reading.store.misses.found_nothing(error)
+            access.require(reading, (action,))
+            if isinstance(error, MarkedDeleted) or access.allows(reading, "s3:ListBucket"):
+                raise S3Error("NoSuchKey", extra={"Key": reading.key}) from None
+            raise S3Error("AccessDenied") from None
+        access.require(reading, (action,), None if found.delete_marker else found)
+        if found.delete_marker and reading.version:
+            raise S3Error(
+                "InvalidRequest",
+                "The source of a copy request may not specifically refer to a delete marker by"
+                " version id.",
+            )
+        if found.delete_marker:
+            reading.store.misses.found_nothing(marked_deleted(found))
+            raise S3Error("NoSuchKey", extra={"Key": reading.key})
+        try:
+            self._check_conditions(found)
+        except S3Error:
+            reading.store.misses.count("other_version")
+            raise
+        return found
+
+
+def _reading(call: Call) -> Call:
+    """Returns the call that would read the source. Raises S3Error."""
+    named = parse_copy_source(call.params["CopySource"])
+    check_version_id(named.version or None)
+    return msgspec.structs.replace(
+        call,
+        bucket=named.bucket,
+        key=named.key,
+        query={"versionId": named.version} if named.version else {},
+        params={"VersionId": named.version} if named.version else {},
+        _settings=None,
+    )
+
+
+async def search_source(call: Call) -> None:
+    """Makes the metadata of a copy's source as fresh as they must be, and has it taken over from
+    another node that holds it, if the caller may read what is there. Raises S3Error, NoSuchBucket,
+    Unavailable."""
+    reading = _reading(call)
+    if reading.bucket != call.bucket:
+        await call.service.freshness.before(
+            reading.raw_bucket, _READS, partial(_may_follow, reading)
+        )
+        call.look_again()
+        reading = _reading(call)
+    action = actions.needed_of_source(reading.version or None)
+    if call.service.access.allows(reading, action, reading.key):
+        await search(reading, [reading.key])
+
+
+def _may_follow(reading: Call) -> bool:
+    reading.service.access.refuse_excluded(reading)
+    return True
+
+
+def copied(call: Call, look: Callable[[Call], Source], copy: Callable[[Source], T]) -> T:
+    """Returns the result of `copy` for the source as it is at one moment. `look` finds the source
+    and asks for permission, again after a wait for a thread; a source that is written to meanwhile
+    is looked for anew. Raises Conflict if it always is. Blocking."""
+    for attempt in range(_ATTEMPTS):
+        call.look_again()
+        try:
+            return copy(look(call))
+        except Conflict:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
 
 _REPLACE: Final = "REPLACE"
 _CHANGES: Final = ("StorageClass", "WebsiteRedirectLocation", "ChecksumAlgorithm")
@@ -34,6 +176,10 @@ _REDIRECT: Final = "website-redirect-location"
 async def copy_object(call: Call) -> Response:
     """Copies the source as it was at one moment; if it is written to meanwhile, the copy begins
     anew, and at last fails with OperationAborted."""
+    call.service.access.require(call, actions.needed(call.operation, call.params))
+    await search_source(call)
+    if not WRITE_CONDITIONS.isdisjoint(call.params):
+        await search(call, [call.key])
     size = _source(call).facts.size
     return await answer_lasting(call, partial(_copied, call), size)
 
@@ -117,11 +263,11 @@ def _digests(call: Call, source: Source, pace: WorkPace) -> tuple[dict[str, str]
     copy does not have; the ETag is computed if the source's is no MD5."""
     kept, tag = source.facts.metadata, source.facts.etag
     asked = call.params.get("ChecksumAlgorithm")
-    there = [each for each in ALGORITHMS.values() if checksum_name(each) in kept]
+    there = [each for each in ALGORITHMS.values() if each.kept_as in kept]
     algorithm, said, hashers = None, dict[str, str](), list[Hasher]()
     if asked is not None or there:
         algorithm = checksums.algorithm(asked) if asked is not None else there[0]
-        name = checksum_name(algorithm)
+        name = algorithm.kept_as
         if name in kept and kept.get("checksum.type") == FULL_OBJECT:
             said = {name: kept[name], "checksum.type": FULL_OBJECT}
         else:
@@ -133,7 +279,7 @@ def _digests(call: Call, source: Source, pace: WorkPace) -> tuple[dict[str, str]
         _read(call, source, hashers, pace)
     if algorithm is not None and not said:
         value = checksums.encode(hashers[0].digest())
-        said = {checksum_name(algorithm): value, "checksum.type": FULL_OBJECT}
+        said = {algorithm.kept_as: value, "checksum.type": FULL_OBJECT}
     return said, tag or hashers[-1].digest().hex()
 
 

@@ -19,7 +19,7 @@ from s3api.http.request_context import Call, Handler, target
 from s3api.http.s3_errors import S3Error
 from s3api.model.addressing import KEY_LIMIT_BYTES
 from s3api.operations.answers import answer
-from s3api.operations.object.object_version import check_version_id
+from s3api.operations.object.object_version import check_version_id, search
 from s3api.rules.access import actions
 from s3api.rules.conditions import check_delete
 
@@ -30,15 +30,17 @@ _VERSIONED: Final = {"VersionId": ""}
 
 async def delete_object(call: Call) -> Response:
     """Deletes an object. A missing one counts as deleted already: 204 all the same."""
-    params = call.params
+    params, settings = call.params, call.settings
     check = _check(
         params.get("IfMatch"), params.get("IfMatchLastModifiedTime"), params.get("IfMatchSize")
     )
+    await search(call, [call.key])
     done = await call.service.deleter.delete(
-        call.raw_bucket,
-        Doomed(call.raw_key, call.version, check),
-        versioning=call.settings.versioning,
-        bypass=_bypasses(call, call.key),
+        call.bucket.encode(),
+        settings.bucket,
+        Doomed(call.key.encode(), params.get("VersionId") or "", check),
+        versioning=settings.versioning,
+        bypass="BypassGovernanceRetention" in params and _bypasses(call, call.key),
     )
     told = {"DeleteMarker": done.delete_marker or None, "VersionId": done.version or None}
     return answer(call, told)
@@ -55,6 +57,7 @@ async def delete_objects(call: Call) -> Response:
     bypass = all(_bypasses(call, each["Key"]) for each in wanted)
     open_ones = [at for at, refusal in enumerate(told) if refusal is None]
     doomed = [_doomed(wanted[at]) for at in open_ones]
+    await search(call, [wanted[at]["Key"] for at in open_ones])
     step = partial(
         call.store.delete_many, call.raw_bucket, doomed, versioning=versioning, bypass=bypass
     )

@@ -20,7 +20,7 @@ from s3api.operations.object.object_version import (
     open_for_reading,
     version_id,
 )
-from s3api.operations.object.retention import retention_of
+from s3api.operations.object.version_settings import retention_of
 from s3api.rules import metadata
 from s3api.rules import parts as kept_parts
 from s3api.rules.access import actions

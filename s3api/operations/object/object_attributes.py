@@ -7,8 +7,8 @@ from kvfs.http.api import Response
 from kvfs.objects.object_info import Facts
 from s3api.http.request_context import Call, Handler, moment
 from s3api.http.s3_errors import S3Error
-from s3api.operations.answers import answer, checksum_members, checksum_name
-from s3api.operations.object.object_version import find, find_to_tell, version_id
+from s3api.operations.answers import answer, checksum_members
+from s3api.operations.object.object_version import find_anywhere, find_to_tell, version_id
 from s3api.rules import parts as kept_parts
 from s3api.rules.checksums import ALGORITHMS
 from s3api.rules.metadata import STORAGE_CLASS
@@ -20,7 +20,7 @@ async def get_object_attributes(call: Call) -> Response:
     """Returns the requested attributes; ObjectParts only for an object that was uploaded in
     parts."""
     asked = call.params["ObjectAttributes"]
-    facts = await find_to_tell(call) if "ETag" in asked else find(call)
+    facts = await find_to_tell(call) if "ETag" in asked else await find_anywhere(call)
     told: dict[str, Any] = {
         "LastModified": moment(facts.mtime_ns),
         "VersionId": version_id(call, facts),
@@ -62,13 +62,13 @@ def _page(call: Call, facts: Facts, sizes: list[int]) -> dict[str, Any]:
 
 def _member(facts: Facts) -> str:
     """Returns the member of a checksum in the object's algorithm."""
-    kept = (each for each in ALGORITHMS.values() if checksum_name(each) in facts.metadata)
+    kept = (each for each in ALGORITHMS.values() if each.kept_as in facts.metadata)
     return next((each.member for each in kept), "")
 
 
 async def restore_object(call: Call) -> Response:
     """Restores nothing: there is one storage class, and nothing is archived."""
-    find(call)
+    await find_anywhere(call)
     raise S3Error(
         "InvalidObjectState",
         "Restore is not allowed for the object's current storage class",

@@ -1,20 +1,31 @@
 """The version of an object that a request names, or S3's refusal if it does not exist."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 import trio
 
+from kvfs.base.detach import aside
 from kvfs.base.errors import Busy
+from kvfs.meta import keys
 from kvfs.meta.records import Flag
 from kvfs.objects import versions
-from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NoSuchVersion, NotHere
+from kvfs.objects.object_attributes import Metadata
+from kvfs.objects.object_errors import (
+    BeingWritten,
+    MarkedDeleted,
+    NoSuchKey,
+    NoSuchVersion,
+    NotHere,
+)
 from kvfs.objects.object_info import Facts
 from kvfs.objects.open_object import OpenedObject, marked_deleted
 from kvfs.objects.store_cache import NOW
+from kvfs.vfs.names.name_search import LOOKS
 from s3api.http.request_context import Call, moment
 from s3api.http.s3_errors import S3Error, invalid_argument
 from s3api.model.time_formats import http_date
@@ -46,7 +57,7 @@ def find(call: Call) -> Facts:
     """Returns an object as it is now. Raises S3Error: NoSuchKey, NoSuchVersion, MethodNotAllowed
     for a delete marker, AccessDenied for a missing key if the caller may not list the bucket."""
     try:
-        facts = call.store.find(call.raw_bucket, call.raw_key, call.version, call.generation)
+        facts = _look(call)
     except NoSuchVersion as error:
         raise _no_such_version(call, error) from None
     except NoSuchKey as error:
@@ -56,8 +67,49 @@ def find(call: Call) -> Facts:
     return facts
 
 
+def _look(call: Call) -> Facts:
+    return call.store.find(call.raw_bucket, call.raw_key, call.version, call.generation)
+
+
+async def _searched(call: Call, look: Callable[[], T]) -> T:
+    """Returns what `look` returns; for a key that is missing here and that other nodes may hold,
+    they are asked first. Raises what `look` raises."""
+    for _ in range(LOOKS):
+        try:
+            return look()
+        except NoSuchKey as error:
+            names = call.service.store.names
+            if isinstance(error, MarkedDeleted) or not names.may_find(error.at):
+                raise
+            missing = [error.at] if error.at is not None else []
+        await aside()
+        call.generation = NOW
+        if not await trio.to_thread.run_sync(names.find, missing, limiter=_bringings()):
+            break
+    return look()
+
+
+async def search(call: Call, wanted: Sequence[str]) -> None:
+    """Has these keys taken over from other nodes that hold them, where names are each node's own:
+    what is done to them here then reaches all copies."""
+    if not call.service.store.names.may_find(keys.file_entry(call.settings.bucket.root, b"-")):
+        return
+    raw = [key.encode() for key in wanted]
+    await aside()
+    await trio.to_thread.run_sync(call.store.search, call.raw_bucket, raw, limiter=_bringings())
+    call.generation = NOW
+
+
+async def find_anywhere(call: Call) -> Facts:
+    """Like `find`; what other nodes hold is found too."""
+    await search(call, [call.key])
+    return find(call)
+
+
 async def find_to_tell(call: Call) -> Facts:
-    """Like `find`, with an ETag that stays."""
+    """Like `find`, with an ETag that stays; what other nodes hold is found too."""
+    with contextlib.suppress(NoSuchKey, NoSuchVersion):  # `find` says so
+        await _searched(call, lambda: _look(call))
     facts = find(call)
     if not call.store.seals.is_awaited(call.raw_bucket, facts):
         return facts
@@ -70,6 +122,7 @@ async def settled(
 ) -> T:
     """Does what `Seals.settled` describes."""
     step = partial(call.store.seals.settled, look, awaited)
+    await aside()
     return await trio.to_thread.run_sync(step, limiter=_waits())
 
 
@@ -94,11 +147,21 @@ async def open_for_reading(call: Call) -> OpenedObject:
 
 
 async def _open(call: Call) -> OpenedObject:
+    version = call.params.get("VersionId") or ""
+
+    def look() -> OpenedObject:
+        return call.service.store.open_here(
+            call.bucket.encode(), call.key.encode(), version, call.generation, waits=False
+        )
+
     try:
-        return open_here(call)
-    except NotHere:
+        return await _searched(call, look)
+    except (NotHere, BeingWritten):
         call.generation = NOW  # what follows takes long
-        return await trio.to_thread.run_sync(_open_coming, call, limiter=_bringings())
+    except (NoSuchKey, NoSuchVersion) as error:
+        raise _refusal(call, error) from None
+    await aside()
+    return await trio.to_thread.run_sync(_open_coming, call, limiter=_bringings())
 
 
 def _open_coming(call: Call) -> OpenedObject:
@@ -108,17 +171,6 @@ def _open_coming(call: Call) -> OpenedObject:
         raise _refusal(call, error) from None
     except Busy:  # clients ask again by themselves
         raise S3Error("ServiceUnavailable") from None
-
-
-def open_here(call: Call) -> OpenedObject:
-    """Like `open_for_reading`, for objects on this host. Also raises NotHere."""
-    version = call.params.get("VersionId") or ""
-    try:
-        return call.service.store.open_here(
-            call.bucket.encode(), call.key.encode(), version, call.generation
-        )
-    except (NoSuchKey, NoSuchVersion) as error:
-        raise _refusal(call, error) from None
 
 
 def _refusal(call: Call, error: NoSuchKey | NoSuchVersion) -> Exception:
@@ -190,3 +242,23 @@ def _absent(call: Call, error: NoSuchKey) -> S3Error:
 def _no_such_version(call: Call, error: NoSuchVersion) -> S3Error:
     call.store.misses.found_nothing(error)
     return S3Error("NoSuchVersion", extra={"Key": call.key, "VersionId": call.version})
+
+
+Change = Callable[[Facts], tuple[Metadata, Sequence[str]]]
+"""Returns the attributes to set and the names to remove, given the version; may be called more than
+once."""
+
+
+async def update(call: Call, change: Change) -> Facts:
+    """Returns the version as it was found, in the transaction that changed it. Raises the S3Error
+    of `find`, and what `change` raises."""
+    await find_anywhere(call)
+
+    def checked(facts: Facts) -> tuple[Metadata, Sequence[str]]:
+        if facts.delete_marker:
+            raise marked(call, facts)
+        return change(facts)
+
+    return await call.blocking(
+        lambda: call.store.update(call.raw_bucket, call.raw_key, call.version, checked)
+    )

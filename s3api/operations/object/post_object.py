@@ -66,6 +66,8 @@ async def post_object(call: Call) -> Response:
         form = await upload.fields()
         put, bounds = _as_put(call, form, upload.file_name)
         call.service.access.require(put, actions.needed(_PUT, put.params))
+        # Who it is came after the head: before, the node did not begin to follow the bucket.
+        await call.service.freshness.before(put.raw_bucket, _PUT)
         facts, digests = await _put(put, upload, bounds)
     return _answer(put, form, facts, digests)
 

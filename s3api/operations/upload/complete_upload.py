@@ -17,17 +17,19 @@ from kvfs.objects.object_info import Facts
 from s3api.http.request_context import Call, Handler
 from s3api.http.s3_errors import S3Error
 from s3api.operations.long_running import WorkPace, answer_lasting
-from s3api.operations.object.object_version import expiration
+from s3api.operations.object.object_version import expiration, search
 from s3api.operations.object.put_object import check_of
 from s3api.operations.upload.multipart import checksum_of, said_of_object
 from s3api.rules import checksums, etag
 from s3api.rules import parts as kept_parts
 from s3api.rules.checksums import ALGORITHMS, COMPOSITE, StoredChecksum
-from s3api.rules.conditions import Conditions
+from s3api.rules.conditions import WRITE_CONDITIONS, Conditions
 
 
 async def complete_multipart_upload(call: Call) -> Response:
     """Completes an upload. Repeated within the hour it gives the same answer."""
+    if not WRITE_CONDITIONS.isdisjoint(call.params):
+        await search(call, [call.key])
     return await answer_lasting(call, partial(_complete, call), outlives_client=True)
 
 

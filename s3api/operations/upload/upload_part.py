@@ -15,7 +15,7 @@ from s3api.http.request_context import Call, Handler, moment
 from s3api.http.s3_errors import S3Error, invalid_argument
 from s3api.operations.answers import answer
 from s3api.operations.long_running import WorkPace, answer_lasting
-from s3api.operations.object.copy_sources import Source, copied
+from s3api.operations.object.copy_object import Source, copied, search_source
 from s3api.operations.upload.multipart import checksum_of
 from s3api.rules.access import actions
 from s3api.rules.checksums import Algorithm, Digests, FirstPass, WantedChecksum
@@ -50,6 +50,7 @@ async def upload_part_copy(call: Call) -> Response:
     """Copies a part by the kernel; its bytes are read once for the part's checksum."""
     call.service.access.require(call, actions.needed(call.operation, call.params))
     number, upload = _number(call), _upload(call)
+    await search_source(call)
     size = _chosen(call, Source(call).facts.size).length
     return await answer_lasting(call, partial(_copied, call, upload, number), size)
 

@@ -32,6 +32,8 @@ _HEADERS: Final = {
     "GrantWriteACP": "WRITE_ACP",
     "GrantFullControl": _FULL,
 }
+PARAMS: Final = frozenset(("ACL", *_HEADERS))
+"""Parameters of requests that name an ACL or grants."""
 # Canned ACL -> (group, permissions) besides the owner's full control.
 _CANNED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     PRIVATE: (),
@@ -233,7 +235,7 @@ def _groups_first(grants: Iterable[Grant]) -> tuple[Grant, ...]:
 
 def are_named(params: Mapping[str, Any]) -> bool:
     """Returns whether the parameters of a request name an ACL or grants."""
-    return "ACL" in params or not _HEADERS.keys().isdisjoint(params)
+    return not PARAMS.isdisjoint(params)
 
 
 def _has_grants(params: Mapping[str, Any]) -> bool:

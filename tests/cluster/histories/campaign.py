@@ -9,31 +9,27 @@ quick.
 
 import contextlib
 import random
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from s3api.auth.credentials import Credentials
-from tests.cluster import engine
 from tests.cluster.cluster import S3_PORT, Cluster, Host
-from tests.cluster.histories.events import History
+from tests.cluster.histories.events import Disturbance, History
+from tests.cluster.histories.faults import WAYS, Fault, faults_of
 from tests.cluster.histories.fronts import ByClient, ByS3, Front, Mount
 from tests.cluster.histories.models import Violation, check_appended, check_cache, check_strict
 from tests.cluster.histories.values import values_of
-from tests.cluster.network import Ways
 from tests.cluster.waiting import wait_until
 
-Fault = Callable[[], object]
 _PAUSE_S: Final = 0.03
 """After an operation that failed: else a host that is cut off fills the history."""
 _GIVE_UP_S: Final = 120.0
 _CALM_S: Final = 90.0
 """Within which all is readable again, after the last fault."""
-_WAYS: Final[tuple[Ways, ...]] = ("both", "in", "out")
 _FRONTS: Final = 3
 """Mount, client, S3: a worker for each."""
 _LOGS: Final = 2
@@ -66,6 +62,7 @@ class Campaign:
 
     def __init__(self, cluster: Cluster, keys: Credentials, plan: Plan) -> None:
         self.history = History()
+        self.disturbances: list[Disturbance] = []
         self._cluster = cluster
         self._keys = keys
         self._plan = plan
@@ -80,13 +77,7 @@ class Campaign:
 
     def run(self) -> History:
         """Raises what a worker raised, TimeoutError where it does not calm down."""
-        first = self._root(self._cluster[1])
-        news = -(-self._plan.operations // _NEW_EACH) if self._plan.with_moves else 0
-        above = (*self._logs, *self._homes, *(f"new-{n}" for n in range(news)))
-        for name in (*above, *self._directories):
-            (first / name).mkdir()
-        for host in self._cluster:
-            wait_until((self._root(host) / self._directories[-1]).is_dir, "all hosts see it")
+        self._prepare()
         workers = [
             threading.Thread(target=self._work, args=(host, number), daemon=True)
             for host in self._cluster
@@ -106,6 +97,16 @@ class Campaign:
             raise TimeoutError("an operation hangs")
         self.look_at_all()
         return self.history
+
+    def _prepare(self) -> None:
+        """All directories are there, on all hosts."""
+        first = self._root(self._cluster[1])
+        news = -(-self._plan.operations // _NEW_EACH) if self._plan.with_moves else 0
+        above = (*self._logs, *self._homes, *(f"new-{n}" for n in range(news)))
+        for name in (*above, *self._directories):
+            (first / name).mkdir()
+        for host in self._cluster:
+            wait_until((self._root(host) / self._directories[-1]).is_dir, "all hosts see it")
 
     def check_strict(self) -> None:
         check_strict(self.history.events)
@@ -128,14 +129,16 @@ class Campaign:
         draw = random.Random(f"{self._plan.seed} faults")
         for _ in range(self._plan.faults):
             self._wait(draw.uniform(0.3, 1.0), workers)
-            begin, end, name = self._fault(draw)
-            print(f"{time.monotonic():.4f} {name}")
+            fault, began = draw.choice(self._faults(draw)), time.monotonic()
+            print(f"{began:.4f} {fault.name}")
             try:
-                begin()
+                fault.begin()
                 self._wait(draw.uniform(*self._plan.fault_s), workers)
             finally:
-                end()
-            print(f"{time.monotonic():.4f} {name}: over")
+                fault.end()
+            ended = time.monotonic()
+            self.disturbances.append(Disturbance(began, ended, fault.hosts, fault.empties))
+            print(f"{ended:.4f} {fault.name}: over")
         for worker in workers:
             worker.join(_GIVE_UP_S)
 
@@ -144,38 +147,9 @@ class Campaign:
         while time.monotonic() < end and any(worker.is_alive() for worker in workers):
             time.sleep(0.02)
 
-    def _fault(self, draw: random.Random) -> tuple[Fault, Fault, str]:
-        host = draw.choice(list(self._cluster))
-        ways = draw.choice(_WAYS)
-        network, server = self._cluster.network, self._cluster.engine
-        faults: list[tuple[Fault, Fault, str]] = [
-            (host.kill, host.up, f"kill node {host.number}"),
-            (
-                lambda: network.cut(host.name, ways),
-                lambda: network.heal(host.name),
-                f"cut node {host.number} off ({ways})",
-            ),
-            (server.kill, server.start, "kill the engine"),
-            (
-                lambda: network.cut(engine.HOST, ways),
-                lambda: network.heal(engine.HOST),
-                f"cut the engine off ({ways})",
-            ),
-            (
-                lambda: server.signal(signal.SIGSTOP),
-                lambda: server.signal(signal.SIGCONT),
-                "stop the engine",
-            ),
-        ]
-        if self._plan.with_stops:
-            faults.append(
-                (
-                    lambda: host.signal(signal.SIGSTOP),
-                    lambda: host.signal(signal.SIGCONT),
-                    f"stop node {host.number}",
-                )
-            )
-        return draw.choice(faults)
+    def _faults(self, draw: random.Random) -> list[Fault]:
+        host, ways = draw.choice(list(self._cluster)), draw.choice(WAYS)
+        return faults_of(self._cluster, host, ways, with_stops=self._plan.with_stops)
 
     # ---- work
 

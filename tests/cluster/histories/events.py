@@ -78,6 +78,16 @@ class Event:
         return f"{times} host {self.host} {self.front} {self.action} {names} {self.value} {said}"
 
 
+@dataclass(frozen=True)
+class Disturbance:
+    """Something that kept hosts from the others, or made them give up what they held."""
+
+    began: float
+    ended: float
+    hosts: frozenset[int]
+    empties: bool = False
+
+
 class Unknown(Exception):
     """Nobody knows whether a change was made."""
 

@@ -13,9 +13,10 @@ from kvfs.admin.fsck import Fsck
 from kvfs.datastore import index as index_module
 from kvfs.datastore.index import Sealed
 from kvfs.datastore.quarantine_directory import Reason
-from kvfs.meta import keys
+from kvfs.meta import inode_ranges, keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, Usage, namespace_root, pack, unpack_inode
+from kvfs.meta.replica.local_namespaces import LocalNamespaces
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements
 from tests.contract.small_node import SmallNode, small_node
@@ -359,3 +360,35 @@ def test_of_a_member_of_a_cluster_its_own_data_files_are_checked(planted: Plante
     assert sorted(p.check()) == ["leaked_data", "missing_data"]
     p.repair()
     assert p.check() == ["missing_data"]
+
+
+def test_of_a_member_the_records_that_no_engine_has_are_checked_and_mended(
+    planted: Planted,
+) -> None:
+    p = planted
+    p.node.engine.node = keys.pack_node(1)
+    peer = p.node.engine.transact_now(
+        lambda t: namespaces.create(t, b"peer", kind="cache", coherence="peer", uid=0, gid=0, now=1)
+    )
+    own = LocalNamespaces(p.node.engine)
+    p.change(own.note_all)
+    p.change(lambda t: inode_ranges.add(t, peer, namespace_root(peer) + 1))
+    names = {name: p.node.write(peer, name, b"here") for name in ("kept", "nameless", "listed")}
+    shared = p.node.write(p.models, "shared", b"here")
+    trio.run(p.node.sealer.settle)
+    p.node.index.flush()
+    assert p.check() == []
+    root = namespace_root(peer)
+    p.change(lambda t: t.delete(keys.file_entry(root, b"nameless")))
+    p.change(lambda t: t.put(keys.file_entry(root, b"nothing"), keys.pack_u64(names["kept"] + 99)))
+    p.change(lambda t: t.put(keys.unpublished(names["listed"]), b""))
+    p.change(lambda t: t.put(keys.usage(peer), pack(Usage(bytes=1, inodes=1))))
+    p.change(lambda t: t.delete(keys.file_entry(namespace_root(p.models), b"shared")))
+    wrong = ["dangling_entry", "unreachable_inode", "wrong_list", "wrong_usage"]
+    assert sorted(p.check()) == wrong, "what the engine has is left to it"
+    p.repair()
+    assert p.check() == []
+    for name, ino in names.items():
+        entry = keys.file_entry(root, name.encode())
+        assert p.node.engine.read_now(lambda t, entry=entry: t.get(entry)) == keys.pack_u64(ino)
+    assert p.node.record(shared) is not None

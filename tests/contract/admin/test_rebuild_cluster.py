@@ -28,7 +28,9 @@ from kvfs.node.tasks.sealer import Sealer
 from kvfs.node.tasks.stale_data_gc import Strays
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements, replica_counts
+from kvfs.tree.inodes import read_inodes
 from kvfs.tree.rebuilt_records import DirectoryOwner
+from kvfs.vfs.content_versions import next_version
 from kvfs.vfs.inode_holders import Holders
 from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisServer, killed
@@ -53,6 +55,8 @@ class MirrorNode:
         if secret_of is not None:
             shutil.copy(secret_of / node_identity.SECRETS, root / node_identity.SECRETS)
         self.mirror: Mirror | None = None
+        self.bare: list[bytes] = []
+        """The namespaces that no node had whole, once this one has finished."""
 
     def start(self) -> None:
         """Join, and read everything."""
@@ -91,8 +95,8 @@ class MirrorNode:
         self.mirror.catch_up()
         return self.mirror.read_now(fn)
 
-    def write(self, space: int, name: str, content: bytes) -> int:
-        """A file that is closed and sealed here."""
+    def write(self, space: int, name: str, content: bytes, *, is_sealed: bool = True) -> int:
+        """A file that is closed here."""
         assert self.mirror is not None
         ino = self.do(lambda t: namespaces.allocate_inodes(t, space, 1))
         top = namespace_root(space)
@@ -112,9 +116,16 @@ class MirrorNode:
                 boot=0,
             )
         )
-        sealer = Sealer(cast(Engine, self.mirror), self.files, self.index, lambda _: False)
-        trio.run(sealer.settle)
+        if is_sealed:
+            sealer = Sealer(cast(Engine, self.mirror), self.files, self.index, lambda _: False)
+            trio.run(sealer.settle)
         return ino
+
+    def begin_writing(self, ino: int, more: bytes) -> None:
+        """As a program that has it open when everything ends."""
+        self.do(lambda t: lifecycle.reopen(t, ino))
+        with Path(self.files.path(ino, 0)).open("ab") as file:
+            file.write(more)
 
     def take_copy(self, ino: int, other: "MirrorNode") -> None:
         """As a reader or a replica has it."""
@@ -123,15 +134,17 @@ class MirrorNode:
         shutil.copyfile(other.files.path(ino, 0), self.files.path(ino, 0))
         self.do(lambda t: placements.hold(t, ino, 0))
 
-    def rebuild(self, *, finish: bool = False, replace: bool = False) -> Came:
+    def rebuild(
+        self, *, finish: bool = False, replace: bool = False, is_partial: bool = False
+    ) -> Came:
         local = EmbeddedEngine(self.store.meta)
         try:
             found = node_identity.read_secrets(self.store.root / node_identity.SECRETS)
             assert found is not None
             turn = Rebuilding(self.store, local, self.url, found)
-            came = turn.run(OWNER, lambda _: None, replace=replace)
+            came = turn.run(OWNER, lambda _: None, replace=replace, is_partial=is_partial)
             if finish:
-                turn.finish()
+                self.bare = turn.finish()
             return came
         finally:
             local.close()
@@ -190,6 +203,61 @@ def names(node: MirrorNode, space: int) -> list[str]:
     return [each.name.decode() for each in found]
 
 
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_what_is_being_written_keeps_its_name(site: Site, is_sealed: bool) -> None:
+    """The replica knows it, and the node's start finds how long the file is."""
+    ino = site.b.write(site.kept, "log", b"closed", is_sealed=is_sealed)
+    top = namespace_root(site.kept)
+    now = time.time_ns()
+    site.b.do(lambda t: tree.rename(t, top, b"log", top, b"moved", now=now, keep=lambda _: True))
+    site.b.begin_writing(ino, b" and more")
+    site.a.read(lambda _t: None)
+    site.lose_engine()
+    site.a.rebuild()
+    came = site.b.rebuild(finish=True)
+    assert (came.counts["without_name"], came.counts["files"], came.lost) == (0, 1, 0)
+    site.a.start()
+    site.b.start()
+    assert names(site.a, site.kept) == ["moved"]
+    assert Path(site.b.files.path(ino, 0)).read_bytes() == b"closed and more"
+    assert site.b.read(lambda t: lifecycle.unsealed(t, 0, 10)) == [ino]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_what_was_about_to_be_published_keeps_its_name(site: Site, is_begun: bool) -> None:
+    """The content has the name of its version before the engine hears of it, and may have lost that
+    of the one before when nobody heard of it any more."""
+    ino = site.a.write(site.kept, "log", b"closed", is_sealed=False)
+    site.a.begin_writing(ino, b" and more")
+    version = next_version(0, keys.pack_node(site.a.number))
+    os.link(site.a.files.path(ino, 0), site.a.files.path(ino, version))
+    if not is_begun:
+        site.a.files.unlink(ino, 0)
+    site.lose_engine()
+    came = site.a.rebuild(finish=True)
+    assert (came.counts["without_name"], came.lost) == (0, 0)
+    site.a.start()
+    assert names(site.a, site.kept) == ["log"]
+    (inode,) = site.a.read(lambda t: read_inodes(t, [ino]))
+    assert inode is not None
+    assert (inode.version, inode.size) == (version, len(b"closed and more"))
+    assert Path(site.a.files.path(ino, version)).read_bytes() == b"closed and more"
+
+
+def test_what_is_not_sealed_yet_stays_with_its_record(site: Site) -> None:
+    """Nothing but the record says what it is."""
+    for space in (site.kept, site.fast):
+        for name, content in (("empty", b""), ("some", b"some")):
+            site.a.write(space, name, content, is_sealed=False)
+    site.lose_engine()
+    came = site.a.rebuild(finish=True)
+    assert (came.counts["without_name"], came.counts["files"], came.lost) == (0, 4, 0)
+    site.a.start()
+    for space in (site.kept, site.fast):
+        assert names(site.a, space) == ["empty", "some"]
+    assert len(list(site.a.files.scan())) == 4
+
+
 def test_mirrors_put_all_back_and_nodes_go_on(site: Site) -> None:
     one = site.a.write(site.kept, "one", b"1" * 1000)
     site.b.read(lambda _t: None)
@@ -218,11 +286,11 @@ def test_the_newest_mirror_counts_in_whatever_order(site: Site) -> None:
     site.b.read(lambda _t: None)
     site.b.stop()
     two = site.a.write(site.kept, "two", b"2")
-    site.a.do(lambda t: namespaces.set_policy(t, site.kept, capacity=1 << 40))
+    site.a.do(lambda t: namespaces.set_policy(t, site.kept, now=0, capacity=1 << 40))
     site.lose_engine()
-    assert site.b.rebuild().mirror
-    assert site.a.rebuild().mirror
-    assert not site.b.rebuild(finish=True).mirror
+    assert site.b.rebuild().is_newest
+    assert site.a.rebuild().is_newest
+    assert not site.b.rebuild(finish=True).is_newest
     site.a.start()
     assert names(site.a, site.kept) == ["one", "two"]
     assert site.a.read(lambda t: namespaces.get(t, site.kept)).capacity == 1 << 40
@@ -264,7 +332,7 @@ def test_what_was_written_after_the_mirror_stood_still_is_found_by_its_data_file
     site.a.write(site.kept, "two", b"2")
     site.lose_engine()
     site.a.lose_mirror()
-    assert site.b.rebuild().mirror
+    assert site.b.rebuild().is_newest
     site.a.rebuild(finish=True)
     site.b.start()
     assert names(site.b, site.kept) == ["one", "two"]
@@ -324,7 +392,7 @@ def test_an_engine_that_went_back_is_replaced_when_asked_to(site: Site) -> None:
     site.stop()
     for name, value in zip(names_of, old, strict=True):
         site.server.call("RESTORE", name, "0", value, "REPLACE")
-    assert site.a.rebuild(replace=True, finish=True).mirror
+    assert site.a.rebuild(replace=True, finish=True).is_newest
     site.a.start()
     assert names(site.a, site.kept) == ["one", "two"]
 

@@ -139,17 +139,30 @@ async def nobody(_protocol: int) -> str:
     return ""
 
 
+class Layout:
+    """A server's, which can be raised once."""
+
+    def __init__(self) -> None:
+        self.is_raised = False
+
+    async def __call__(self) -> bool:
+        was, self.is_raised = self.is_raised, True
+        return not was
+
+
 def test_it_is_refused_while_a_node_of_the_version_before_is_a_member(engine: Direct) -> None:
     """Also one that is away: it comes back as what it was."""
     engine.transact_now(lambda t: put_node(t, record(1, PROTOCOL)))
     engine.transact_now(lambda t: put_node(t, record(2, 1)))
     with pytest.raises(Busy, match=r"node 2 \(n2\)\. Start each"):
-        trio.run(schema_upgrade.finish, engine, nobody)
+        trio.run(schema_upgrade.finish, engine, nobody, Layout())
     assert engine.read_now(version_in) == b"1"
     engine.transact_now(lambda t: set_state(t, 2, lambda _old: True, "removed"))
-    assert trio.run(schema_upgrade.finish, engine, nobody)
+    order = Layout()
+    assert trio.run(schema_upgrade.finish, engine, nobody, order)
     assert engine.read_now(version_in) == b"2"
-    assert not trio.run(schema_upgrade.finish, engine, nobody), "there is nothing to do"
+    assert order.is_raised
+    assert not trio.run(schema_upgrade.finish, engine, nobody, order), "there is nothing to do"
 
 
 def test_it_is_taken_back_where_a_node_of_the_version_before_has_just_joined(
@@ -174,9 +187,9 @@ def test_it_is_taken_back_where_a_node_of_the_version_before_has_just_joined(
             async with member("b"):
                 monkeypatch.undo()
                 with pytest.raises(Busy, match=r"node 2 \(b\)"):
-                    await schema_upgrade.finish(engine, present.earlier)
+                    await schema_upgrade.finish(engine, present.earlier, Layout())
                 assert await engine.read(version_in) == b"1"
-            assert await schema_upgrade.finish(engine, present.earlier)
+            assert await schema_upgrade.finish(engine, present.earlier, Layout())
         assert await engine.read(version_in) == b"2"
 
     def member(name: str) -> AbstractAsyncContextManager[Membership]:
@@ -191,7 +204,7 @@ def test_a_node_of_the_version_before_that_is_entered_meanwhile_is_seen(engine: 
         return ""
 
     with pytest.raises(Busy, match=r"node 1 \(n1\)"):
-        trio.run(schema_upgrade.finish, engine, enters)
+        trio.run(schema_upgrade.finish, engine, enters, Layout())
     assert engine.read_now(version_in) == b"1>2", "no other one joins"
 
 
@@ -200,10 +213,19 @@ def test_what_was_cut_short_is_finished_by_the_next_request(engine: Direct) -> N
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trio.run(schema_upgrade.finish, engine, killed_here)
+        trio.run(schema_upgrade.finish, engine, killed_here, Layout())
     assert engine.read_now(version_in) == b"1>2"
     engine.read_now(namespaces.check_format)  # nodes of this version go on
-    assert trio.run(schema_upgrade.finish, engine, nobody)
+    order = Layout()
+
+    async def killed_later() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(schema_upgrade.finish, engine, nobody, killed_later)
+    assert engine.read_now(version_in) == b"2"
+    assert trio.run(schema_upgrade.finish, engine, nobody, order)
+    assert order.is_raised
     assert engine.read_now(version_in) == b"2"
 
 

@@ -171,6 +171,26 @@ async def raw_connection(path: Path) -> trio.socket.SocketType:
     return peer
 
 
+def test_a_silent_connection_is_closed_and_a_slow_answer_is_not_cut_off(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "IDLE_S", 0.2)
+    monkeypatch.setattr(control, "_TICK_S", 0.05)
+
+    async def slow(_params: Params) -> None:
+        await trio.sleep(0.6)  # longer than a silent connection has
+
+    async def talk() -> None:
+        with await raw_connection(path) as silent, await raw_connection(path) as asking:
+            await asking.send(OF_VERSION % (b"slow", CONTROL))
+            assert await silent.recv(100) == b""
+            assert json.loads(await asking.recv(1000)) == {}
+            assert await asking.recv(100) == b"", "it is silent from then on"
+
+    monkeypatch.setitem(HANDLERS, "slow", slow)
+    serving(path, talk)
+
+
 def test_only_root_and_the_owner_may_ask(path: Path) -> None:
     async def talk() -> None:
         assert path.stat().st_mode & 0o777 == 0o600
@@ -217,8 +237,7 @@ def test_an_earlier_version_that_would_not_understand_what_it_reads_is_refused(p
     oldest = CONTROL - 1
 
     async def main() -> None:
-        server = control.ControlServer(path, HANDLERS)
-        server.oldest = lambda: oldest
+        server = control.ControlServer(path, HANDLERS, lambda: oldest)
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve)
             await talk()
@@ -240,7 +259,7 @@ def test_an_earlier_version_that_would_not_understand_what_it_reads_is_refused(p
 
 async def said(path: Path, line: bytes) -> Any:
     """What is answered to a line as it stands."""
-    with control._address(path) as address:
+    with control.socket_address(path) as address:
         peer = await trio.open_unix_socket(address)
     async with peer:
         await peer.send_all(line)

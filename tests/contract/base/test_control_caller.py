@@ -153,16 +153,23 @@ def test_threads_do_not_mix_their_answers(path: Path) -> None:
     assert wrong == []
 
 
-def test_the_child_of_a_fork_does_not_use_its_parents_connection(
-    path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_child_of_a_fork_does_not_use_its_parents_connection(path: Path, ask: Ask) -> None:
     caller = control.ControlClient(path)
 
     async def talk() -> None:
         first = await ask(caller, "echo")
-        pid = os.getpid()
-        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
-        assert (await ask(caller, "echo"))["connection"] != first["connection"]
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(writer, b"%d" % caller.call("echo")["connection"])
+            finally:
+                os._exit(0)
+        await trio.to_thread.run_sync(os.waitpid, child, 0)
+        os.close(writer)
+        with open(reader, "rb") as told:
+            assert int(told.read()) != first["connection"]
+        assert (await ask(caller, "echo"))["connection"] == first["connection"]
 
     serving(path, talk)
     caller.close()

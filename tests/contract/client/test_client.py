@@ -4,7 +4,7 @@ import contextlib
 import gc
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,12 @@ from kvfs.base.errors import (
     NotPermitted,
     NotSupported,
     TooLarge,
+    Unavailable,
 )
+from kvfs.client.reader import StoredChecksums
+from kvfs.datastore.kernel.file_sequence import FileSequence
 from kvfs.objects.object_store import ObjectStore
+from kvfs.tree.published_view import FoundInode
 from tests.contract import client_store
 
 
@@ -380,6 +384,59 @@ def test_get_many_reports_each_key(client: kvfs.Client, home: str) -> None:
     with pytest.raises(Invalid, match="2 keys need as many buffers, not 1"):
         client.get_many([f"{home}/a", f"{home}/b"], [bytearray(4)])
     assert client.get_many([]) == []
+
+
+def test_many_keys_are_answered_as_each_alone(client: kvfs.Client, home: str) -> None:
+    client.put(f"{home}/below/a", b"below", parents=True)
+    client.put_many((f"{home}/{n}", b"%d" % n) for n in range(40))
+    odd = ("/cache", "/", home, f"{home}/.", f"{home}/..", f"{home}/50%25", f"{home}/50%", "/no/a")
+    more = (
+        f"{home}/below/a",
+        f"{home}/below/b",
+        f"{home}/below",
+        f"{home}/{'n' * 300}",
+        f"{home}/1/a",
+    )
+    keys = [*odd, *(f"{home}/{n}" for n in reversed(range(42))), *more, f"{home}/7", f"{home}/7"]
+    alone = [client.get_many([key])[0] for key in keys]
+    assert list(map(repr, client.get_many(keys))) == list(map(repr, alone))
+    assert alone[8:50] == [None, None, *(b"%d" % n for n in reversed(range(40)))]
+
+
+def test_an_unsealed_file_is_not_cut_where_the_system_tells_an_old_size(
+    client: kvfs.Client, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.put_many((f"{home}/{n}", b"whole") for n in range(2))
+    opened = FileSequence.open
+
+    def open_as_before(sequence: FileSequence, above: str, name: str) -> tuple[int, int]:
+        fd, _ = opened(sequence, above, name)
+        return fd, 3
+
+    monkeypatch.setattr(FileSequence, "open", open_as_before)
+    keys = [f"{home}/{n}" for n in range(2)]
+    assert client.get_many(keys) == [b"whole"] * 2
+    buffers = [bytearray(5), bytearray(5)]
+    assert client.get_many(keys, buffers) == [5, 5]
+    assert buffers == [b"whole"] * 2
+
+
+def test_a_file_without_readable_checksums_keeps_no_other_back(
+    client: kvfs.Client, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"{home}/{n}" for n in range(3)]
+    client.put_many((key, b"content") for key in keys)
+    bad = client.stat(keys[1]).ino
+
+    def of_many(_: StoredChecksums, found: Sequence[FoundInode]) -> list[bytes | None]:
+        if bad in [each.ino for each in found]:
+            raise Unavailable("the index cannot be read")
+        return [None] * len(found)
+
+    monkeypatch.setattr(StoredChecksums, "of_many", of_many)
+    first, second, third = client.get_many(keys, verify=True)
+    assert first == third == b"content"
+    assert isinstance(second, Unavailable)
 
 
 def test_a_file_object_for_reading(client: kvfs.Client, home: str) -> None:

@@ -9,7 +9,7 @@ import trio
 
 import kvfs
 from kvfs.base.errors import Exists, IsADirectory, NotFound
-from kvfs.client.file_drafts import FileDraft, FileDrafts
+from kvfs.client.writer import FileDraft, FileDrafts
 from tests.contract import client_store
 
 Talk = Callable[[kvfs.AsyncClient], Awaitable[None]]

@@ -16,7 +16,7 @@ import trio
 import kvfs
 from kvfs.base.config import Config
 from kvfs.base.errors import Busy, Conflict, NoSpace, ReadOnly, Unavailable
-from kvfs.client.file_drafts import FileDraft, FileDrafts
+from kvfs.client.writer import FileDraft, FileDrafts
 from kvfs.meta.engine import Transaction
 from kvfs.node import open_node
 from kvfs.session import session
@@ -378,7 +378,7 @@ def limit(store: Path, name: bytes, capacity: int) -> None:
 
         def fn(t: Transaction) -> None:
             number, _ = namespaces.by_name(t, name)
-            namespaces.set_policy(t, number, capacity=capacity)
+            namespaces.set_policy(t, number, now=0, capacity=capacity)
 
         opened.write(fn)
     finally:

@@ -3,6 +3,7 @@
 import secrets as randomness
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from kvfs.cluster import membership, node_identity, secrets
 from kvfs.cluster.cluster_requests import ClusterRequests
 from kvfs.cluster.job_lease import Claims
 from kvfs.cluster.membership import About, Measured, Membership, joined
-from kvfs.cluster.node_records import list_nodes, set_state
+from kvfs.cluster.node_records import NodeRecord, list_nodes, set_state
 from kvfs.datastore import layout
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
@@ -40,6 +41,7 @@ from tests.contract.direct import Direct
 from tests.contract.redis_servers import RedisServer, killed
 
 PATIENCE_S = 60.0
+HOUR_NS = 3600 * 10**9
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,14 @@ class Site:
 @pytest.fixture
 def site(server: RedisServer, tmp_path: Path) -> Site:
     return Site(server, tmp_path)
+
+
+async def present_layout() -> bool:
+    return False
+
+
+async def all_followed() -> None:
+    """There are no shards of namespaces."""
 
 
 def nothing() -> Measured:
@@ -132,6 +142,24 @@ def test_members_see_each_other_live_and_leave(site: Site) -> None:
 
     trio.run(main)
     engine.close()
+
+
+def test_members_have_the_server_s_time_whatever_their_own_clock_says(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = time.time_ns
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: right() - 40 * HOUR_NS)
+            async with joined(site.store("a"), site.url, about("a")) as member:
+                await member.renew()
+                assert abs(member.clock() - right()) < HOUR_NS
+
+    trio.run(main)
+    told = [each.message for each in caplog.records if "clock" in each.message]
+    assert len(told) == 1
+    assert "this host's clock is about 40 hours behind the metadata server's" in told[0]
 
 
 async def look(member: Membership, engine: Direct) -> None:
@@ -385,7 +413,12 @@ def test_people_ask_for_nodes_to_be_emptied_and_removed(site: Site) -> None:
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:
             await a.announce(engine, nothing)
-            asked = ClusterRequests(a, engine).handlers()
+
+            async def fence(removed: Sequence[NodeRecord]) -> None:
+                for each in removed:
+                    await a.fence(each.number, each.store)
+
+            asked = ClusterRequests(a, engine, present_layout, fence, all_followed).handlers()
             b_store = site.store("b", has_secret_of="a")
             async with joined(b_store, site.url, about("b")) as b:
                 await b.announce(engine, nothing)
@@ -405,7 +438,7 @@ def test_people_ask_for_nodes_to_be_emptied_and_removed(site: Site) -> None:
             with pytest.raises(NotFound):
                 await asked["drain"]({"node": "nobody"})
             assert await asked["remove"]({"node": "b", "force": True}) == "b"
-            removal = Removal(engine, Claims(a, engine), forget)
+            removal = Removal(engine, Claims(a, engine), forget, fence)
             await removal.clear()
             assert removal.lost_files == 1
             assert forgotten == made[1:]

@@ -4,13 +4,22 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvfs.datastore.files import DataFiles, Description, describe, description, parse_name
+from kvfs.datastore.files import (
+    DataFiles,
+    Description,
+    describe,
+    description,
+    name_of,
+    parse_name,
+)
+from kvfs.datastore.kernel import file_sequence, filesystem_magic, inode_search
 from tests.cluster.waiting import wait_until
 
 INO = (7 << 48) | 0x1234
@@ -47,8 +56,9 @@ def nameless(directory: Path) -> int:
 
 
 def test_data_files_are_made_ahead_and_named_when_they_are_wanted(
-    files: DataFiles, tmp_path: Path
+    files: DataFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(inode_search, "is_long_after_removals", lambda _directory: True)
     files.keep_spares()
     made = [files.create(INO, 0)]
     made.append(files.create(INO + 1, 0))
@@ -73,11 +83,26 @@ def test_data_files_are_made_ahead_and_named_when_they_are_wanted(
     assert nameless(tmp_path) == 0
 
 
+def test_where_a_create_takes_no_search_no_data_files_are_made_ahead(
+    files: DataFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inode_search, "is_long_after_removals", lambda _directory: False)
+    files.keep_spares()
+    made = [files.create(INO + n, 0) for n in range(3)]
+    assert not [each for each in threading.enumerate() if each.name == "kvfs-spares"]
+    assert nameless(tmp_path) == 0
+    assert [files.stat(INO + n, 0).st_ino for n in range(3)] == [os.fstat(fd).st_ino for fd in made]
+    for fd in made:
+        os.close(fd)
+
+
 def test_without_the_right_to_name_them_data_files_are_made_as_ever(tmp_path: Path) -> None:
     """Drops CAP_DAC_READ_SEARCH in a process of its own, where it may."""
     code = (
         "import os, sys; from pathlib import Path; from kvfs.datastore.files import DataFiles\n"
         "os.setegid(65534); os.seteuid(65534)\n"
+        "from kvfs.datastore.kernel import inode_search\n"
+        "inode_search.is_long_after_removals = lambda _directory: True\n"
         "files = DataFiles(Path(sys.argv[1])); files.keep_spares()\n"
         "made = [files.create(n, 0) for n in range(200)]\n"
         "assert all(files.stat(n, 0).st_ino == os.fstat(fd).st_ino for n, fd in enumerate(made))\n"
@@ -238,3 +263,46 @@ def test_a_new_version_of_the_same_data_file(files: DataFiles) -> None:
     assert os.path.sameopenfile(fd, new)
     os.close(fd)
     os.close(new)
+
+
+@pytest.mark.parametrize("kind", ["local", "asks a server", "without statx"])
+def test_many_files_are_opened_by_whatever_the_system_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    magic = 0x6969 if kind == "asks a server" else filesystem_magic.EXT4  # NFS
+    monkeypatch.setattr(filesystem_magic, "magic_of", lambda _: magic)
+    if kind == "without statx":
+        monkeypatch.setattr(file_sequence, "_find_statx", lambda: None)
+    with contextlib.closing(DataFiles(tmp_path)) as files:
+        fd = files.create(INO, 0)
+        os.write(fd, b"block")
+        os.close(fd)
+        os.mkfifo(files.path(INO + 1, 0))
+        (sequence,) = files.sequences()
+        before = len(os.listdir("/proc/self/fd"))
+        fd, size = sequence.open(*name_of(INO, 0))
+        assert os.pread(fd, 10, 0) == b"block"
+        assert size == 5
+        sequence.close(fd)
+        with pytest.raises(OSError, match="no regular file"):
+            sequence.open(*name_of(INO + 1, 0))
+        sequence.end()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_after_the_end_nothing_is_read_from_another_store(tmp_path: Path) -> None:
+    """A number of a closed descriptor is that of another file soon."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    one = DataFiles(tmp_path / "one")
+    with contextlib.closing(DataFiles(tmp_path / "other")) as other:
+        os.close(other.create(INO, 0))
+        (sequence,) = one.sequences()
+        number = one._directory
+        one.close()
+        os.dup2(other._directory, number)
+        try:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                sequence.open(*name_of(INO, 0))
+        finally:
+            os.close(number)

@@ -169,20 +169,25 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
 
     node = SimpleNamespace(
         engine=Meeting(engine, change),
-        volume=SimpleNamespace(atimes={}),
+        volume=SimpleNamespace(atimes={}, engine=engine, files=None, holders=None),
         holders=Holders(),
         mounts=SimpleNamespace(misses=Misses(GoneNames(tmp_path / "gone"))),
         appends=None,
+        local=engine,
+        near=engine,
+        boot=1,
         former_writers=None,
         evictor=None,
         transfers=None,
+        port=None,
         store=SimpleNamespace(root=Path("/")),
         files=None,
         known=serving,
         coherence=None,
+        names=None,
     )
 
-    open_files = SimpleNamespace(publishing=SimpleNamespace())
+    open_files = SimpleNamespace(publishing=SimpleNamespace(), shares=None, orphans=None)
 
     async def main() -> int:
         operations = Operations(node, open_files)  # type: ignore[arg-type]
@@ -190,7 +195,7 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
             _, inode = await operations.lookup(top, b"d")
             return inode.mode
         fh = await operations.directories.open(top)
-        page = await operations.read_directory(fh, 2, 10)
+        page = await operations.introduced(top, await operations.directories.read(fh, 2, 10))
         return next(each.inode.mode for each in page if each.name == b"d")
 
     mode = trio.run(main)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.base.errors import ConfigError, Invalid
+from kvfs.base.errors import ConfigError, Invalid, Unavailable
 from kvfs.base.media import Place
 from kvfs.datastore import places
+from kvfs.datastore.files import name_of
 from kvfs.datastore.layout import Store, create_store
 from kvfs.datastore.tiered_files import TieredFiles
 from kvfs.meta.records import namespace_root
@@ -72,10 +73,52 @@ def test_a_file_is_found_where_it_was_made(files: TieredFiles, disk: Place) -> N
         files.open(INO + 1, 0, os.O_RDONLY)
 
 
+def test_many_files_are_opened_in_turn_where_they_are(files: TieredFiles, disk: Place) -> None:
+    write(files, INO, b"own")
+    files.use({NAMESPACE: disk.root})
+    write(files, INO + (1 << 20), b"disk")
+    own, other = files.sequences()
+    for sequence, ino, content in ((own, INO, b"own"), (other, INO + (1 << 20), b"disk")):
+        fd, size = sequence.open(*name_of(ino, 0))
+        assert os.pread(fd, 100, 0) == content
+        assert size == len(content)
+        assert not os.get_inheritable(fd)
+        sequence.close(fd)
+    for sequence, ino in ((own, INO + (1 << 20)), (other, INO)):
+        with pytest.raises(FileNotFoundError):
+            sequence.open(*name_of(ino, 0))
+        sequence.end()
+
+
 def test_a_place_that_is_away_takes_nothing(files: TieredFiles, disk: Place) -> None:
     files.use({NAMESPACE: disk.root + "-gone"})
     write(files, INO, b"own")
     assert files.path(INO, 0).startswith(files.root)
+
+
+def test_a_disk_that_is_not_mounted_is_no_new_one(store: Store, tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("mounts need root")
+    below = tmp_path / "mounted"
+    below.mkdir()
+    place = Place("ssd", str(below / "tier"), 1 << 30)
+
+    def mount() -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", below], check=True)
+
+    mount()
+    try:
+        places.prepare(store, [place], "")
+        subprocess.run(["umount", below], check=True)
+        with pytest.raises(Unavailable, match=r"nothing is mounted at .*/mounted, .*--tier ssd="):
+            places.prepare(store, [place], "")
+        assert os.listdir(below) == []
+        mount()  # a new one, which has nothing
+        places.prepare(store, [place], "")
+    finally:
+        subprocess.run(["umount", below], check=True)
+    places.prepare(store, [], "")  # it is given up
+    places.prepare(store, [place], "")
 
 
 def test_another_process_puts_files_where_the_node_says(

@@ -1,11 +1,12 @@
-"""The plain functions of a lone node's mount answer as the general handlers do, and leave the same
-state: random requests to two nodes, of which only one has them."""
+"""The plain functions of a mount answer as the general handlers do, and leave the same state:
+random requests to two nodes, of which only one has them; lone ones, and each in a cluster."""
 
 import errno
 import os
 import random
 import stat
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 import pytest
 import trio
 
-from gateway.fuse.channel.dispatch import BackingRegistry
+from gateway.fuse.channel.cluster_answers import ClusterAnswers
 from gateway.fuse.channel.handlers import Handlers, KernelRequest
 from gateway.fuse.channel.plain_answers import PlainAnswers
 from gateway.fuse.channel.plain_changes import PlainChanges
@@ -21,18 +22,24 @@ from gateway.fuse.codec import protocol
 from gateway.fuse.codec.caller import Caller
 from gateway.fuse.codec.errno_map import errno_of
 from gateway.fuse.codec.protocol import ATTR, ATTR_OUT, ENTRY_OUT, Op
-from gateway.fuse.mount import _open_files
-from gateway.fuse.operations import Operations
 from kvfs.base import detach
-from kvfs.base.config import Config
+from kvfs.base.config import Address, Config
 from kvfs.base.errors import KvfsError, Stale
+from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode, namespace_of, namespace_root, unpack_inode
 from kvfs.node import Node
 from kvfs.node.startup import open_node
 from kvfs.tree import namespaces, tree
+from tests.contract.operations import MountedNode
+from tests.contract.peers import open_files
+from tests.contract.redis_servers import RedisServer, killed
 
 REQUESTS: Final = int(os.environ.get("KVFS_TEST_OPERATIONS", "1500"))
+_OF_CLUSTER: Final = REQUESTS // 3
+"""In a cluster many of them wait for the server."""
+_BELIEVED_S: Final = 3600.0
+"""Longer than the test: no answer hangs on when the server was heard."""
 NAMES: Final = (b"a", b"b", b"c", b"d%", b"e" * 255, b"f" * 256, b"..")
 MISSING: Final = 1 << 48 | 1 << 40
 """In the namespace `cache`."""
@@ -45,15 +52,15 @@ ATTRIBUTES_AT: Final[dict[int, int]] = {
     Op.SETATTR: ATTR_OUT.size,
 }
 TIMES: Final = slice(24, 60)
-STATE: Final = b"beiosuwx"
-"""Kinds of keys: entries, inodes, lists of inodes, usage."""
+STATE: Final = b"behiopsuwx"
+"""Kinds of keys: entries, inodes, placements, lists of inodes, usage."""
 Answered = bytes | int
 
 
 class Mount:
     """The requests of one node, without a kernel."""
 
-    def __init__(self, node: Node, *, is_plain: bool) -> None:
+    def __init__(self, node: Node, *, is_plain: bool, namespace: bytes = b"cache") -> None:
         self.node = node
         self.number = 0
         """Counts requests: what is made gets its number by that, however often it was tried."""
@@ -61,22 +68,42 @@ class Mount:
         # Nothing is waited for, so that no keeper of a node comes in between.
         for each in ("pressed", "must_wait"):
             setattr(node.evictor, each, lambda _namespace_id: False)
-        files = _open_files(node, lambda _file: None)
-        self.operations = Operations(node, files)
-        backing = BackingRegistry(-1, False, 0, True)
+        mounted = MountedNode(node)
+        self.operations, backing = mounted.operations, mounted.backing
         self.handlers = Handlers(self.operations, backing)
-        changes = PlainChanges(self.operations, node.local, backing, self.handlers)
-        answers = PlainAnswers(self.operations, node.local, backing)
+        changes = PlainChanges(self.operations, backing, self.handlers)
+        answers: PlainAnswers | ClusterAnswers
+        if node.coherence is None:
+            answers = PlainAnswers(self.operations, node.local, backing)
+        else:
+            answers = ClusterAnswers(self.operations, node.local, node.coherence)
         self.plain = answers.table() | changes.table() if is_plain else {}
         self.release = changes.release if is_plain else None
         self.plainly = 0
-        self.top = namespace_root(node.local.read_now(lambda t: namespaces.by_name(t, b"cache"))[0])
+        self.top = namespace_root(
+            node.local.read_now(lambda t: namespaces.by_name(t, namespace))[0]
+        )
 
     def _allocate(self, _namespace_id: int) -> int:
         return self.top + self.number
 
     def ask(self, opcode: int, ino: int, body: bytes) -> Answered:
+        """A reply's body; an errno. Of what waits for nothing."""
+        done = self._begin(opcode, ino, body)
+        assert not isinstance(done, detach.Unfinished), "nothing waits here"
+        return done
+
+    async def ask_and_wait(self, opcode: int, ino: int, body: bytes) -> Answered:
         """A reply's body; an errno."""
+        done = self._begin(opcode, ino, body)
+        if not isinstance(done, detach.Unfinished):
+            return done
+        try:
+            return await done
+        except (KvfsError, OSError) as error:
+            return errno_of(error)
+
+    def _begin(self, opcode: int, ino: int, body: bytes) -> Answered | detach.Unfinished[bytes]:
         self.number += 1
         try:
             answer = self._plainly(opcode, ino, memoryview(body))
@@ -84,17 +111,20 @@ class Mount:
                 self.plainly += 1
                 return answer
             request = KernelRequest(opcode, 1, ino, 7, 8, 9, memoryview(body))
-            done = detach.begin(self.handlers.inline[opcode](request))
+            return detach.begin(self.handlers.inline[opcode](request))
         except (KvfsError, OSError) as error:
             return errno_of(error)
-        assert isinstance(done, bytes), "nothing waits here"
-        return done
 
-    def _plainly(self, opcode: int, ino: int, body: memoryview) -> Answered | None:
+    def _plainly(
+        self, opcode: int, ino: int, body: memoryview
+    ) -> Answered | detach.Unfinished[bytes] | None:
         if opcode == Op.RELEASE:
             return b"" if self.release is not None and self.release(ino, body) else None
         plain = self.plain.get(opcode)
-        return None if plain is None else plain(ino, body, 7, 8)
+        answer = None if plain is None else plain(ino, body, 7, 8)
+        if answer is None or isinstance(answer, bytes | int):
+            return answer
+        return detach.begin(answer)
 
     def state(self) -> dict[bytes, object]:
         """All records, but for times."""
@@ -104,6 +134,10 @@ class Mount:
             return {key: _timeless(key, value) for key, value in found}
 
         return self.node.local.read_now(fn)
+
+    def names(self) -> list[bytes]:
+        """All entries."""
+        return [key for key in self.state() if key[:1] == keys.ENTRY]
 
 
 def _timeless(key: bytes, value: bytes) -> object:
@@ -119,9 +153,21 @@ def shown(opcode: int, answer: Answered) -> Answered:
     at = ATTRIBUTES_AT.get(opcode)
     if at is None or isinstance(answer, int) or answer == protocol.NO_ENTRY:
         return answer
+    answer = _without_validity(answer, at)
     attributes = bytearray(answer[at : at + ATTR.size])
     attributes[TIMES] = bytes(len(attributes[TIMES]))
     return answer[:at] + bytes(attributes) + answer[at + ATTR.size :]
+
+
+def _without_validity(answer: bytes, at: int) -> bytes:
+    """With 1 for times for which the kernel may believe it, where a cluster bounds them."""
+    layout = ENTRY_OUT if at == ENTRY_OUT.size else ATTR_OUT
+    fields = list(layout.unpack_from(answer))
+    for seconds, nanoseconds in ((2, 4), (3, 5)) if layout is ENTRY_OUT else ((0, 1),):
+        if fields[seconds] <= _BELIEVED_S:
+            is_believed = bool(fields[seconds] or fields[nanoseconds])
+            fields[seconds], fields[nanoseconds] = int(is_believed), 0
+    return bytes(layout.pack(*fields)) + answer[at:]
 
 
 class Requests:
@@ -129,8 +175,9 @@ class Requests:
 
     def __init__(self, seed: int, top: int) -> None:
         self.random = random.Random(seed)
-        self.inos = [top, top, MISSING]
-        self.handles: list[tuple[int, int]] = [(MISSING, 999)]
+        missing = top & ~1 | MISSING & (1 << 48) - 1
+        self.inos = [top, top, missing]
+        self.handles: list[tuple[int, int]] = [(missing, 999)]
 
     def next(self) -> tuple[int, int, bytes]:
         kinds = (self.create, self.create, self.lookup, self.getattr, self.flush, self.release)
@@ -142,7 +189,7 @@ class Requests:
             return
         if opcode in (Op.CREATE, Op.LOOKUP, Op.MKDIR):
             ino: int = ENTRY_OUT.unpack_from(answer)[0]
-            if ino not in self.inos and namespace_of(ino):  # not the root of the mount
+            if ino not in self.inos and namespace_of(ino):  # not the root of the mount, nor absent
                 self.inos.append(ino)
             if opcode == Op.CREATE:
                 fh = protocol.OPEN_OUT.unpack_from(answer, ENTRY_OUT.size + ATTR.size)[0]
@@ -210,6 +257,15 @@ def test_plain_functions_and_handlers_answer_alike(tmp_path: Path, seed: int) ->
     trio.run(_answer_alike, tmp_path, seed)
 
 
+@pytest.mark.parametrize("coherence", ["cache", "peer"])
+def test_they_answer_alike_in_a_cluster(
+    tmp_path: Path, seed: int, coherence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.cluster.coherence.CACHE_S", _BELIEVED_S)
+    with killed(RedisServer(tmp_path / "redis")) as server:
+        trio.run(_answer_alike_in_clusters, tmp_path, seed, coherence, server.url)
+
+
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_an_open_that_fails_keeps_no_descriptor(tmp_path: Path, *, is_plain: bool) -> None:
     trio.run(partial(_open_fails, tmp_path, is_plain=is_plain))
@@ -219,16 +275,19 @@ async def _open_fails(base: Path, *, is_plain: bool) -> None:
     async with open_node(Config(store=base / "store", s3="off")) as node:
         mount = Mount(node, is_plain=is_plain)
         ino = _store(mount, mount.top, b"a")
-        before = len(os.listdir("/proc/self/fd"))
+        # Of this file alone: the node makes data files ahead, which are open too.
+        path = os.path.realpath(node.files.path(ino, 0))
+        before = open_files(base).count(path)
 
         def refuse(_ino: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         node.index.touch = refuse  # type: ignore[method-assign,assignment]
         assert mount.ask(Op.OPEN, ino, protocol.OPEN_IN.pack(os.O_RDONLY, 0)) == errno.EIO
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files(base).count(path) == before
         del node.index.touch
         assert isinstance(mount.ask(Op.OPEN, ino, protocol.OPEN_IN.pack(os.O_RDONLY, 0)), bytes)
+        assert open_files(base).count(path) == before + 1
         await mount.operations.close()
 
 
@@ -291,22 +350,97 @@ async def _answer_alike(base: Path, seed: int) -> None:
             for name in ("plain", "general")
         ]
         mounts = [Mount(node, is_plain=at == 0) for at, node in enumerate(nodes)]
-        requests = Requests(seed, mounts[0].top)
-        for number in range(REQUESTS):
-            opcode, ino, body = request = requests.next()
-            answers = [shown(opcode, each.ask(opcode, ino, body)) for each in mounts]
-            assert answers[0] == answers[1], (number, request, answers)
-            requests.learn(opcode, answers[0])
-            if opcode == Op.OPEN and isinstance(answers[0], bytes):
-                requests.handles.append((ino, protocol.OPEN_OUT.unpack(answers[0])[0]))
-            written = requests.random.randbytes(requests.random.randrange(1, 99))
-            for mount in mounts:
-                for ino, fh in requests.handles[-1:]:
-                    if ino != MISSING and mount.operations.open_files.handle(fh).writable:
-                        os.write(mount.operations.file(fh).fd, written)
-            if not number % 50:
-                assert mounts[0].state() == mounts[1].state(), number
-        assert mounts[0].state() == mounts[1].state()
-        assert mounts[0].plainly > REQUESTS // 5, "the plain functions were not asked"
+        await _compare(mounts, Requests(seed, mounts[0].top), REQUESTS)
+
+
+@asynccontextmanager
+async def _in_cluster(
+    base: Path, name: str, coherence: str, url: str, *, is_plain: bool
+) -> AsyncIterator[Mount]:
+    """A node of a cluster of its own, and a namespace of this coherence."""
+    config = Config(
+        store=base / name,
+        engine=f"{url}?prefix={name}",
+        peer=Address("127.0.0.1", 0),
+        s3="off",
+    )
+    async with open_node(config) as node:
+        await node.engine.transact(
+            lambda t: namespaces.create(
+                t, b"blocks", kind="cache", coherence=coherence, uid=0, gid=0, now=1
+            )
+        )
+        _rest(node)
+        yield Mount(node, is_plain=is_plain, namespace=b"blocks")
+
+
+@pytest.mark.parametrize("coherence", ["cache", "peer"])
+def test_a_file_whose_data_file_cannot_be_made_has_no_name(tmp_path: Path, coherence: str) -> None:
+    with killed(RedisServer(tmp_path / "redis")) as server:
+        trio.run(_create_fails, tmp_path, coherence, server.url)
+
+
+async def _create_fails(base: Path, coherence: str, url: str) -> None:
+    def refuse(_ino: int, _version: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    create = protocol.CREATE_IN.pack(os.O_WRONLY, 0o644, 0, 0)
+    async with _in_cluster(base, "one", coherence, url, is_plain=True) as mount:
+        # With a delegation of the namespace, which the first create takes.
+        for name in (b"a", b"b"):
+            assert isinstance(
+                await mount.ask_and_wait(Op.CREATE, mount.top, create + name + b"\0"), bytes
+            )
+        before = mount.names()
+        del mount.handlers.inline[Op.CREATE]  # only the plain function is left
+        mount.node.files.create = refuse  # type: ignore[method-assign,assignment]
+        made = await mount.ask_and_wait(Op.CREATE, mount.top, create + b"c\0")
+        assert made == errno.ENOSPC
+        del mount.node.files.create
+        assert mount.names() == before
+        made = await mount.ask_and_wait(Op.CREATE, mount.top, create + b"c\0")
+        assert isinstance(made, bytes)
+        await mount.operations.close()
+
+
+async def _answer_alike_in_clusters(base: Path, seed: int, coherence: str, url: str) -> None:
+    async with AsyncExitStack() as stack:
+        mounts = [
+            await stack.enter_async_context(
+                _in_cluster(base, name, coherence, url, is_plain=name == "plain")
+            )
+            for name in ("plain", "general")
+        ]
+        await _compare(mounts, Requests(seed, mounts[0].top), _OF_CLUSTER)
+
+
+def _rest(node: Node) -> None:
+    """Has the node's keepers leave its files alone: they run while a request waits."""
+
+    async def nothing() -> None:
+        pass
+
+    node.sealer._seal_due = nothing  # type: ignore[method-assign]
+    node.volume.drop_later = lambda _ino, _version: None  # type: ignore[method-assign,assignment]
+
+
+async def _compare(mounts: Sequence[Mount], requests: Requests, count: int) -> None:
+    """Asks both for the same, and compares answers and records."""
+    for number in range(count):
+        opcode, ino, body = request = requests.next()
+        answers = [shown(opcode, await each.ask_and_wait(opcode, ino, body)) for each in mounts]
+        assert answers[0] == answers[1], (number, request, answers)
+        requests.learn(opcode, answers[0])
+        if opcode == Op.OPEN and isinstance(answers[0], bytes):
+            requests.handles.append((ino, protocol.OPEN_OUT.unpack(answers[0])[0]))
+        written = requests.random.randbytes(requests.random.randrange(1, 99))
         for mount in mounts:
-            await mount.operations.close()
+            for _, fh in requests.handles[1:][-1:]:
+                if mount.operations.open_files.handle(fh).writable:
+                    os.write(mount.operations.file(fh).fd, written)
+        if not number % 50:
+            assert mounts[0].state() == mounts[1].state(), number
+    assert mounts[0].state() == mounts[1].state()
+    assert mounts[0].plainly > count // 10, "the plain functions were not asked"
+    for mount in mounts:
+        await mount.operations.close()

@@ -1,6 +1,7 @@
 """Every wait ends: slow and silent peers, full servers, and the server's own end."""
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from kvfs.http.api import Head, Limits, RequestBody, Response, listen, serve
 from kvfs.http.connection_errors import BodyStalled
 from tests.cluster.waiting import wait_until
 from tests.contract.http.wire_server import (
+    DEADLINE_S,
     Server,
     read_all,
     read_until,
@@ -62,7 +64,7 @@ def test_an_idle_connection_is_closed_in_silence(server: Server) -> None:
             sock.sendall(said)
             began = time.monotonic()
             assert statuses(read_all(sock)) == ([200] if said else [])
-            assert 0.2 < time.monotonic() - began < 5
+            assert time.monotonic() - began > 0.2
 
 
 @pytest.mark.parametrize("pause_s", [0.005, 30.0])
@@ -132,12 +134,10 @@ def test_a_client_that_reads_slowly_gets_everything(tmp_path: Path) -> None:
 def test_lingering_ends(server: Server) -> None:
     """A refused client that never stops sending is left after a while."""
     with server.connect() as sock:
-        began = time.monotonic()
         thread = in_background(sock, b"?" * 10_000, 0.005)
         read_all(sock)
-        thread.join(10)
+        thread.join(DEADLINE_S)
         assert not thread.is_alive()
-        assert time.monotonic() - began < 5
 
 
 def test_a_full_server_closes_what_is_idle(server: Server) -> None:
@@ -275,13 +275,12 @@ def test_the_end_is_graceful() -> None:
         with idle, silent, busy:
             idle.sendall(GET)
             read_until(idle, b"ok")
-            busy.sendall(b"GET /slow?0.5 HTTP/1.1\r\nHost: a\r\n\r\n" + GET)
+            busy.sendall(b"GET /slow?1.5 HTTP/1.1\r\nHost: a\r\n\r\n" + GET)
             wait_until(lambda: server.counters.requests == 2, "both requests have come")
-            began = time.monotonic()
             server.stop()
             assert idle.recv(1) == b""
             assert silent.recv(1) == b""
-            assert time.monotonic() - began < 0.4
+            assert not select.select([busy], [], [], 0)[0], "a request is under way"
             with pytest.raises(OSError, match="refused"):
                 server.connect()
             answer = read_all(busy)
@@ -294,9 +293,7 @@ def test_the_end_does_not_wait_for_ever() -> None:
         busy.sendall(b"GET /slow?60 HTTP/1.1\r\nHost: a\r\n\r\n")
         wait_until(lambda: server.counters.requests == 1, "the request has come")
         server.stop()
-        began = time.monotonic()
         assert busy.recv(1) == b""
-        assert time.monotonic() - began < 3
 
 
 def test_cancellation_is_as_graceful() -> None:

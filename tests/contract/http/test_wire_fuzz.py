@@ -56,6 +56,13 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def with_tasks() -> Iterator[Server]:
+    """A server that answers each request in a task."""
+    with running(LIMITS, steps=False) as server:
+        yield server
+
+
 def answers_to(server: Server, pieces: list[bytes]) -> bytes:
     with server.connect() as sock:
         try:
@@ -72,10 +79,11 @@ def answers_to(server: Server, pieces: list[bytes]) -> bytes:
 @FEW
 @given(data=st.data(), requests=st.lists(request_bytes(), min_size=1, max_size=4))
 def test_a_sequence_of_requests_is_answered_the_same_however_it_is_cut(
-    server: Server, data: st.DataObject, requests: list[bytes]
+    server: Server, with_tasks: Server, data: st.DataObject, requests: list[bytes]
 ) -> None:
     whole = b"".join(requests)
-    expected = answers_to(server, [whole])
+    expected = answers_to(with_tasks, [whole])
+    assert answers_to(server, [whole]) == expected
     assert answers_to(server, data.draw(cut(whole))) == expected
     assert 1 <= len(statuses(expected)) <= len(requests)
 
@@ -146,8 +154,6 @@ def test_what_is_spoilt_is_answered_or_refused_and_never_hangs(
     spoilt = bytearray(b"".join(requests))
     for place, change in changes:
         spoilt[place : place + len(change)] = change
-    began = time.monotonic()
     answer = answers_to(server, [bytes(spoilt)])
-    assert time.monotonic() - began < 4
     assert 500 not in statuses(answer)
     assert statuses(server.exchange(b"GET /ok HTTP/1.1\r\nHost: a\r\n\r\n")) == [200]

@@ -15,6 +15,7 @@ from typing import Any
 import trio
 import trio.lowlevel
 
+from kvfs.base.detach import aside
 from kvfs.http.api import (
     Counters,
     FileRange,
@@ -193,6 +194,7 @@ class Handler:
         raise RequestRefused(411, "say how long it is")
 
     async def answer_slow(self, head: Head, _body: RequestBody) -> Response:
+        await aside()
         await trio.sleep(float(head.target.split(b"?")[1]))
         return Response(200, [], b"slow")
 
@@ -203,6 +205,7 @@ class Handler:
         """Gives up on a silent client again and again, and loses nothing of what it sends."""
         received = bytearray()
         buffer = memoryview(bytearray(100))
+        await aside()
         while body.remaining:
             with trio.move_on_after(0.01):
                 count = await body.receive_into(buffer)
@@ -217,8 +220,10 @@ def running(
     tls: ssl.SSLContext | None = None,
     directory: Path | None = None,
     host: str = "127.0.0.1",
+    steps: bool = True,
 ) -> Iterator[Server]:
-    """A server until the block ends, which then must have ended by itself."""
+    """A server until the block ends, which then must have ended by itself. `steps`: requests are
+    answered without a task where that is possible."""
     listeners = listen(host, 0)
     server = Server(listeners[0].getsockname()[:2], directory=directory or Path())
     started, failure = threading.Event(), []
@@ -235,6 +240,7 @@ def running(
             listeners,
             Handler(server),
             limits,
+            steps=steps,
             tls=tls,
             on_response=lambda *answer: server.answers.append(answer),
             counters=server.counters,

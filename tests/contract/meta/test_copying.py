@@ -122,6 +122,9 @@ class Disturbed:
         self._happens()
         return self._engine.transact_now(fn)
 
+    def refresh_now(self) -> None:
+        self._engine.refresh_now()
+
 
 KINDS = ["memory", "embedded", "redis", "cluster"]
 

@@ -1,9 +1,12 @@
 """Commits that the embedded engine puts off: nobody commits past them, and no kill loses one."""
 
+import errno
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from kvfs.base.errors import Exists, NoSpace
 from kvfs.meta import keys, schema
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.lmdb.journal import JournalWriter
 from kvfs.meta.lmdb.reserve import Reserve
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -246,6 +250,26 @@ def test_another_process_may_put_off_as_soon_as_a_commit_took_everything_along(
     assert contents(engine) == {BEFORE: b"1", AFTER: b"1", b"k": b"theirs", b"mine": b"1"}
 
 
+def test_what_another_process_put_off_since_is_committed_as_well(
+    engine: EmbeddedEngine, path: Path
+) -> None:
+    """What this process remembers of its own is not all that is put off."""
+    command = [sys.executable, "-c", PUT_OFF_WHEN_TOLD, str(ROOT), str(path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        put_off(engine, b"mine")
+        put_off(engine, b"k", b"mine")
+        other.stdin.write(b"\n")
+        other.stdout.readline()
+        put(engine, AFTER)
+        other.communicate(b"\n")
+    assert contents(engine) == {BEFORE: b"1", AFTER: b"1", b"k": b"theirs", b"mine": b"1"}
+
+
 def test_a_power_cut_ends_it(path: Path) -> None:
     put_off_and_die(path, "k")
     engine = EmbeddedEngine(path, boot=2)
@@ -291,6 +315,37 @@ def test_a_close_in_order_loses_none(path: Path) -> None:
         engine.close()
 
 
+def test_a_close_in_order_commits_it_so_that_a_reboot_ends_none(path: Path) -> None:
+    """A start would find no data file of it, since it looks at what the engine lists alone."""
+    engine = EmbeddedEngine(path, boot=1)
+    begin(engine)
+    put_off(engine, b"k")
+    engine.close()
+    engine = EmbeddedEngine(path, boot=2)
+    try:
+        assert contents(engine) == {BEFORE: b"1", b"k": b"1"}
+        assert not engine.restored
+    finally:
+        engine.close()
+
+
+def test_a_close_that_cannot_commit_it_is_none_in_order(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a start after a reboot compares all data files with the records."""
+    engine = EmbeddedEngine(path, boot=1)
+    begin(engine)
+    put_off(engine, b"k")
+    with monkeypatch.context() as patched:
+        patched.setattr(JournalWriter, "append", refuse)
+        engine.close()
+    engine = EmbeddedEngine(path, boot=2)
+    try:
+        assert engine.restored
+    finally:
+        engine.close()
+
+
 def test_a_sync_takes_it_along(path: Path) -> None:
     engine = EmbeddedEngine(path, boot=1)
     begin(engine)
@@ -323,19 +378,79 @@ def test_beside_an_earlier_program_nothing_is_put_off(engine: EmbeddedEngine) ->
     assert engine.generation() == before + 1
 
 
-def test_on_a_full_disk_nothing_is_put_off(
-    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is put off has its place: else it would be refused when nobody can be told."""
+@pytest.fixture
+def fill_disk(engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Leaves little of the engine's reserve, and nothing to fill it up with."""
 
     def none_left(reserve: Reserve, *_: object, **__: object) -> None:
         reserve.left, reserve.until = 0.1, 0
 
+    def fill() -> None:
+        monkeypatch.setattr(Reserve, "fill", none_left)
+        monkeypatch.setattr(engine._reserve, "until", 0)
+
+    return fill
+
+
+def test_on_a_full_disk_nothing_is_put_off(
+    engine: EmbeddedEngine, fill_disk: Callable[[], None]
+) -> None:
+    """What is put off has its place: else it would be refused when nobody can be told."""
     put_off(engine, b"k")
-    monkeypatch.setattr(Reserve, "fill", none_left)
-    monkeypatch.setattr(engine._reserve, "until", 0)
+    fill_disk()
     engine.transact_now(lambda t: t.delete(BEFORE))
     assert contents(engine) == {b"k": b"1"}
     with pytest.raises(NoSpace):
         put_off(engine, b"l" * 100, b"1" * 100)
     assert contents(engine) == {b"k": b"1"}
+
+
+def test_what_is_put_off_is_removed_on_a_full_disk(
+    engine: EmbeddedEngine, fill_disk: Callable[[], None]
+) -> None:
+    def remove(t: Transaction) -> None:
+        t.delete(b"k" * 100)
+        t.put(b"l", b"1")  # as an orphan's key
+
+    put_off(engine, b"k" * 100)
+    fill_disk()
+    engine.transact_now(remove)
+    assert contents(engine) == {BEFORE: b"1", b"l": b"1"}
+
+
+def test_a_read_sees_it_though_it_cannot_be_committed(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_off(engine, b"k")
+    engine.transact_unseen(lambda t: t.delete(BEFORE))
+    with monkeypatch.context() as patched:
+        patched.setattr(JournalWriter, "append", refuse)
+        assert contents(engine) == {b"k": b"1"}
+        assert engine.first_now(BEFORE) is None
+    assert contents(engine) == {b"k": b"1"}
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_read_within_a_read_ends_though_what_was_put_off_cannot_be_committed(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of the index, for the space that a node has left."""
+    other = engine.database(OTHER)
+    other.transact_now(lambda t: t.put(b"k", b"other"))
+    put_off(engine, b"k")
+    found: list[tuple[bytes | None, ...]] = []
+
+    def fn(t: Transaction) -> tuple[bytes | None, ...]:
+        within = engine.read_now(lambda t: t.get(b"k"))
+        return t.get(b"k"), within, other.read_now(lambda t: t.get(b"k"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JournalWriter, "append", refuse)
+        reader = threading.Thread(target=lambda: found.append(engine.read_now(fn)), daemon=True)
+        reader.start()
+        reader.join(30)
+    assert found == [(b"1", b"1", b"other")]
+    assert engine.read_now(fn) == found[0]

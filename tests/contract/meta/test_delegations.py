@@ -12,21 +12,14 @@ import trio
 from kvfs.base.errors import Busy, Exists, NotADirectory, NotEmpty, NotFound
 from kvfs.meta import delegations, keys
 from kvfs.meta.records import Flag, namespace_of
-from kvfs.meta.replica.async_publisher import Behind
+from kvfs.meta.replica.async_publisher import AsyncPublisher
 from kvfs.meta.replica.recalls import Recalls
 from kvfs.tree import namespaces, tree
 from tests.cluster.waiting import wait_until
-from tests.contract.hosts import NOW, TOP, Host
-from tests.contract.mirrors import everything, in_redis
-from tests.contract.redis_servers import RedisServer, killed
+from tests.contract.hosts import NOW, TOP, Host, agree
+from tests.contract.redis_servers import RedisServer
 
 Hosts = tuple[Host, Host]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with killed(RedisServer(tmp_path_factory.mktemp("redis"))) as server:
-        yield server
 
 
 @pytest.fixture
@@ -60,13 +53,6 @@ def delegated(host: Host) -> dict[int, bytes]:
     host.mirror.catch_up()
     pairs = host.mirror.read_now(lambda t: list(t.scan(*keys.DELEGATIONS)))
     return {keys.parse_delegation(key)[1]: value for key, value in pairs}
-
-
-def agree(one: Host, other: Host, url: str) -> None:
-    one.settle()
-    other.settle()
-    one.mirror.catch_up()
-    assert everything(one.mirror) == everything(other.mirror) == in_redis(url)
 
 
 def remove(host: Host) -> None:
@@ -117,7 +103,7 @@ def tells_nothing_behind(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts it anew, so that the engine hears of no close by itself."""
     host.mirror.close()
     with monkeypatch.context() as patch:
-        patch.setattr(Behind, "run", lambda _: trio.sleep_forever())
+        patch.setattr(AsyncPublisher, "run", lambda _: trio.sleep_forever())
         host.start()
 
 
@@ -161,7 +147,7 @@ def test_what_was_closed_behind_keeps_its_name_from_directories(
 
 def test_directories_ask_nobody_where_a_close_is_known_when_it_returns(hosts: Hosts) -> None:
     one, _ = hosts
-    one.write(lambda t: namespaces.set_policy(t, namespace_of(TOP), coherence="strict"))
+    one.write(lambda t: namespaces.set_policy(t, namespace_of(TOP), now=0, coherence="strict"))
     asked = one.trips
     one.mkdir(TOP, b"e")
     assert one.trips == asked + 1

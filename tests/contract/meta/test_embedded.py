@@ -2,22 +2,28 @@
 that is found and mended, and errors that say what to do."""
 
 import contextlib
+import itertools
 import os
 import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvfs.base.errors import Corrupt, Exists, Invalid, KvfsError, NoSpace, ReadOnly, Unavailable
 from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb import long_readers
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.lmdb.journal import generations
+from tests.cluster.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 OTHER = b"\xffother"
+_MAP = 24 << 20
 
 INCREMENT = """
 import sys
@@ -393,6 +399,22 @@ def test_a_long_journal_is_replaced_by_a_base(path: Path) -> None:
     engine.close()
 
 
+def test_a_base_or_journal_that_another_process_has_just_replaced_hinders_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outdated(directory: Path, kind: str) -> list[int]:
+        return [0, *generations(directory, kind), 99]
+
+    monkeypatch.setattr("kvfs.meta.lmdb.syncer.generations", outdated)
+    engine = EmbeddedEngine(path)
+    try:
+        engine.rotate_now()
+        put(engine, b"k", b"v")
+        engine.sync_now()
+    finally:
+        engine.close()
+
+
 def test_a_reader_sees_commits_and_cannot_write(engine: EmbeddedEngine, path: Path) -> None:
     script = """
 import sys
@@ -423,17 +445,68 @@ def test_a_reader_refuses_what_only_a_writer_can_mend(path: Path) -> None:
         EmbeddedEngine(copy, readonly=True, boot=12345)
 
 
-def test_a_file_at_its_largest_size_is_no_space(path: Path) -> None:
-    engine = EmbeddedEngine(path, map_size=1 << 20)
-    done = 0
-    with pytest.raises(NoSpace, match="largest size"):
-        for number in range(1000):
-            put(engine, b"k%d" % number, bytes(10_000))
-            done += 1
+def test_a_file_at_its_largest_size_takes_removals_and_then_as_much_as_before(path: Path) -> None:
+    """The system gave little address space. The file gets no shorter: what was removed leaves free
+    pages, which count."""
+    engine = EmbeddedEngine(path, map_size=_MAP)
+    done = fill(engine)
     assert len(contents(engine)) == done
     put(engine, b"k0", b"small")
-    engine.transact_now(lambda t: t.delete(b"k1"))
     engine.close()
+    engine = EmbeddedEngine(path, map_size=_MAP)
+    put(engine, b"k1", b"started")
+    engine.transact_now(lambda t: t.delete(b"k2"))
+    for first in range(0, done, 200):
+        engine.transact_now(partial(delete_many, range(first, min(first + 200, done))))
+    assert contents(engine) == {}
+    assert fill(engine) >= done * 9 // 10
+    engine.close()
+
+
+def delete_many(numbers: range, t: Transaction) -> None:
+    for number in numbers:
+        t.delete(b"k%d" % number)
+
+
+def fill(engine: EmbeddedEngine) -> int:
+    """Puts until that is refused, also alone; returns how many pairs there are."""
+    done = 0
+    for together in (200, 1):
+        while put_many(engine, range(done, done + together)):
+            done += together
+    return done
+
+
+def put_many(engine: EmbeddedEngine, numbers: range) -> bool:
+    """Returns whether there was room."""
+
+    def fn(t: Transaction) -> None:
+        for number in numbers:
+            t.put(b"k%d" % number, bytes(500))
+
+    try:
+        engine.transact_now(fn)
+    except NoSpace as error:
+        assert "largest size" in str(error)
+        return False
+    return True
+
+
+def test_a_file_that_another_process_made_too_large_is_an_error_that_says_so(path: Path) -> None:
+    engine = EmbeddedEngine(path, map_size=_MAP)
+    script = f"""
+import sys; sys.path.insert(0, sys.argv[1])
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+engine = EmbeddedEngine(sys.argv[2])
+engine.transact_now(lambda t: t.put(b"k", bytes({_MAP})))
+engine.close()
+"""
+    command = [sys.executable, "-c", script, str(ROOT), str(path)]
+    subprocess.run(command, check=True, timeout=60)
+    with pytest.raises(Unavailable, match="ulimit -v"):
+        contents(engine)
+    with pytest.raises(Unavailable, match="ulimit -v"):
+        engine.close()
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
@@ -443,16 +516,36 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def no_descriptors() -> Iterator[None]:
-    """This process can open nothing."""
+def no_descriptors(but: int = 0) -> Iterator[None]:
+    """This process can open no more than so many files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open(os.devnull, os.O_RDONLY)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    used = {int(fd) for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
+    free = (number for number in itertools.count() if number not in used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, but, None)), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_open_that_fails_halfway_holds_nothing_and_is_tried_again(path: Path) -> None:
+    EmbeddedEngine(path).close()
+    for there in range(100):
+        with no_descriptors(there):
+            try:
+                EmbeddedEngine(path).close()
+                break
+            except Unavailable:
+                continue
+    assert 5 < there < 99, "it failed at each step"
+    held = [
+        os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)
+    ]
+    assert not [each for each in held if each.startswith(str(path))]
+
+
+def _is_open(fd: str) -> bool:
+    return Path(f"/proc/self/fd/{fd}").is_symlink()
 
 
 def test_a_process_without_descriptors_syncs(path: Path) -> None:
@@ -477,4 +570,19 @@ def test_a_journal_that_cannot_be_opened_is_no_lost_write(path: Path) -> None:
     engine.sync_now()
     engine.transact_now(lambda t: t.put(b"k", b"v"))
     engine.sync_now()
+    engine.close()
+
+
+def test_a_reader_that_does_not_end_is_named_while_the_file_grows_for_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_readers, "LONG_S", 0.0)
+    engine = EmbeddedEngine(path)
+    put(engine, b"a", b"1")
+    with engine.environment.begin():
+        put(engine, b"a", b"2")
+        wait_until(lambda: engine.long_reader is not None, "the reader is seen")
+        assert f"process {os.getpid()} " in (engine.long_reader or "")
+    put(engine, b"a", b"3")
+    wait_until(lambda: engine.long_reader is None, "it has ended")
     engine.close()

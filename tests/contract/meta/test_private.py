@@ -12,52 +12,27 @@ import trio
 
 from kvfs.base.clock import now
 from kvfs.base.errors import Exists, KvfsError
-from kvfs.meta import delegations, keys
+from kvfs.meta import keys
 from kvfs.meta.records import Flag, unpack_inode
-from kvfs.meta.replica.async_publisher import Behind
-from kvfs.tree import inodes, namespaces, tree
-from tests.contract.hosts import NOW, TOP, Host, usage
+from kvfs.tree import inodes, tree
+from tests.contract.hosts import NOW, TOP, Host, agree, telling_nobody, two_hosts, usage
 from tests.contract.mirrors import everything, in_redis
-from tests.contract.redis_servers import RedisServer, killed
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with killed(RedisServer(tmp_path_factory.mktemp("redis"))) as server:
-        yield server
+from tests.contract.redis_servers import RedisServer
 
 
 @pytest.fixture
 def hosts(server: RedisServer, tmp_path: Path) -> Iterator[tuple[Host, Host, str]]:
     url = f"{server.url}?prefix={secrets.token_hex(4)}"
-    one = Host(tmp_path / "one", url, 1)
-    one.write(lambda t: namespaces.format(t, NOW, 0, 0))
-    one.write(lambda t: namespaces.create(t, b"ns", kind="cache", uid=0, gid=0, now=NOW))
-    other = Host(tmp_path / "other", url, 2)
-    for host in (one, other):
-        host.write(lambda t: delegations.take(t, 1))
-    one.mirror.catch_up()
-    yield one, other, url
-    one.mirror.close()
-    other.mirror.close()
-
-
-def all_the_same(one: Host, other: Host, url: str) -> None:
-    one.settle()
-    other.settle()
-    one.mirror.catch_up()
-    assert everything(one.mirror) == everything(other.mirror) == in_redis(url)
+    with two_hosts(tmp_path, url) as (one, other):
+        yield one, other, url
 
 
 def close_and_stop(host: Host, inos: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Close files behind, and end the node before anybody else hears of it."""
     host.mirror.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(Behind, "run", lambda _: trio.sleep_forever())
-        host.start()
+    with telling_nobody(host, monkeypatch):
         for ino in inos:
             host.close_file(ino, behind=True)
-        host.mirror.close()
 
 
 def test_a_new_file_costs_one_round_trip_when_it_is_closed(hosts: tuple[Host, Host, str]) -> None:
@@ -77,7 +52,7 @@ def test_a_new_file_costs_one_round_trip_when_it_is_closed(hosts: tuple[Host, Ho
     assert other.find(TOP, b"a") == ino
     assert other.inode(ino).flags & Flag.PUBLISHED
     assert usage(one) == usage(other) == (4096, 1)
-    all_the_same(one, other, url)
+    agree(one, other, url)
 
 
 def test_an_exclusive_file_costs_one_round_trip_when_it_is_made(
@@ -95,7 +70,7 @@ def test_an_exclusive_file_costs_one_round_trip_when_it_is_made(
     assert one.inode(ino).flags & Flag.PUBLISHED
     server.signal(signal.SIGCONT)
     one.close_file(ino, behind=True)  # a second descriptor's
-    all_the_same(one, other, url)
+    agree(one, other, url)
     assert other.inode(ino).flags & Flag.PUBLISHED
     assert usage(one) == usage(other) == (4096, 1)
 
@@ -110,7 +85,7 @@ def test_an_exclusive_file_is_removed_elsewhere_before_its_close_is_known(
     other.unlink(TOP, b"a")
     other.write(lambda t: tree.rename(t, TOP, b"b", TOP, b"c", now=NOW, keep=lambda _: False))
     one.start()
-    all_the_same(one, other, url)
+    agree(one, other, url)
     assert (other.find(TOP, b"a"), other.find(TOP, b"b")) == (None, None)
     assert other.find(TOP, b"c") == moved
     assert [(each.nlink, each.flags, each.size) for each in map(other.inode, (gone, moved))] == [
@@ -130,7 +105,7 @@ def test_an_exclusive_file_is_dropped_elsewhere_before_its_close_is_known(
     other.unlink(TOP, b"a")
     other.write(lambda t: inodes.drop_inode(t, ino, inodes.read_inode(t, ino)))
     one.start()
-    all_the_same(one, other, url)
+    agree(one, other, url)
     assert usage(one) == usage(other) == (0, 0)
 
 
@@ -142,7 +117,7 @@ def test_what_is_published_behind_waits_for_nobody_and_arrives(
     for ino in made:
         one.close_file(ino, behind=True)
     assert usage(one) == (200 * 4096, 200)
-    all_the_same(one, other, url)
+    agree(one, other, url)
     assert [other.find(TOP, b"%d" % number) for number in range(200)] == made
     assert usage(other) == (200 * 4096, 200)
 
@@ -157,7 +132,7 @@ def test_of_two_who_make_one_name_the_last_to_close_has_it(hosts: tuple[Host, Ho
     other.mirror.catch_up()
     assert one.find(TOP, b"a") == other.find(TOP, b"a") == ours
     assert other.inode(theirs).nlink == 0
-    all_the_same(one, other, url)
+    agree(one, other, url)
 
 
 def test_of_two_who_did_not_hear_of_each_other_the_last_has_it(
@@ -180,7 +155,7 @@ def test_of_two_who_did_not_hear_of_each_other_the_last_has_it(
         one.mirror.catch_up()
         other.mirror.catch_up()
         assert one.find(TOP, name) == other.find(TOP, name) in (ours, theirs)
-    all_the_same(one, other, url)
+    agree(one, other, url)
     links = sum(
         unpack_inode(value).nlink for key, value in everything(one.mirror) if key[0] == ord("i")
     )
@@ -205,7 +180,7 @@ def test_a_host_that_was_cut_off_replaces_nothing_of_others(
     other.close_file(theirs)
     one.clock = lambda: now() + 60.0
     one.start()
-    all_the_same(one, other, url)
+    agree(one, other, url)
     for host in (one, other):
         assert host.find(TOP, b"taken") == theirs
         assert host.find(TOP, b"free") == names[b"free"]
@@ -224,7 +199,7 @@ def test_a_file_whose_directory_another_removed_is_an_orphan(
     other.rmdir(TOP, b"d")
     one.close_file(ino)
     assert one.inode(ino).nlink == 0
-    all_the_same(one, other, url)
+    agree(one, other, url)
     assert [key for key, _ in everything(one.mirror) if key[:1] == b"e"] == [
         keys.directory_entry(1, b"ns")
     ]
@@ -240,7 +215,7 @@ def test_a_directory_with_a_file_that_is_not_closed_is_not_removed_here(
         one.rmdir(TOP, b"d")
     one.unlink(directory, b"a")
     one.rmdir(TOP, b"d")
-    all_the_same(one, other, url)
+    agree(one, other, url)
 
 
 def test_names_change_before_the_file_is_closed(hosts: tuple[Host, Host, str]) -> None:
@@ -254,7 +229,7 @@ def test_names_change_before_the_file_is_closed(hosts: tuple[Host, Host, str]) -
     one.unlink(TOP, b"b")
     one.close_file(gone)
     one.write(lambda t: tree.reap(t, gone))
-    all_the_same(one, other, url)
+    agree(one, other, url)
     assert usage(other) == (4096, 1)
 
 
@@ -267,7 +242,7 @@ def test_a_second_name_and_an_attribute_take_the_file_along(hosts: tuple[Host, H
     second = one.create(TOP, b"b")
     one.write(lambda t: tree.link(t, second, TOP, b"c", NOW))
     one.close_file(second)
-    all_the_same(one, other, url)
+    agree(one, other, url)
     assert other.find(TOP, b"b") == other.find(TOP, b"c") == second
 
 
@@ -283,7 +258,7 @@ def test_the_times_of_a_directory_follow_here_at_once(hosts: tuple[Host, Host, s
     one.mirror.catch_up()
     assert usage(one) == (4096, 3)
     one.close_file(ino)
-    all_the_same(one, other, url)
+    agree(one, other, url)
     assert usage(one) == (2 * 4096, 3)
 
 
@@ -305,7 +280,7 @@ def test_a_start_goes_on_with_what_was_private(
     assert (other.find(TOP, b"open"), other.find(TOP, b"closed")) == (None, closed)
     assert other.inode(taken).flags & Flag.PUBLISHED
     one.close_file(open_)
-    all_the_same(one, other, url)
+    agree(one, other, url)
 
 
 def test_a_mirror_that_is_read_anew_keeps_what_is_private(
@@ -330,7 +305,7 @@ def test_a_mirror_that_is_read_anew_keeps_what_is_private(
     assert usage(one) == (7 * 4096, 9)
     one.close_file(ino)
     one.close_file(mine)
-    all_the_same(one, other, url)
+    agree(one, other, url)
     assert other.inode(taken).flags & Flag.PUBLISHED
     assert usage(one) == (9 * 4096, 9)
 
@@ -345,7 +320,7 @@ def test_whatever_two_hosts_do_they_come_to_the_same(
     opened: dict[Host, list[int]] = {one: [], other: []}
     orphans: list[int] = []
 
-    def step(host: Host) -> None:
+    def step(host: Host, turn: int) -> None:
         parent, name = chance.choice(directories), chance.choice([b"a", b"b", b"c", b"a0"])
         what = chance.randrange(8)
         if what < 3:
@@ -357,10 +332,8 @@ def test_whatever_two_hosts_do_they_come_to_the_same(
         elif what == 5:
             orphans.append(host.unlink(parent, name).ino)
         elif what == 6:
-            target = chance.choice(directories)
-            removed = host.write(
-                lambda t: tree.rename(t, parent, name, target, b"c", now=NOW, keep=lambda _: False)
-            )
+            target, new = chance.choice(directories), chance.choice([b"b", b"c", b"n%d" % turn])
+            removed = host.rename(parent, name, target, new, behind=chance.random() < 0.8)
             if removed is not None:
                 orphans.append(removed.ino)
         elif chance.random() < 0.3:
@@ -368,20 +341,22 @@ def test_whatever_two_hosts_do_they_come_to_the_same(
         else:
             host.mirror.catch_up()
 
-    for _ in range(250):
+    for turn in range(250):
         try:
-            step(chance.choice([one, other]))
+            step(chance.choice([one, other]), turn)
         except KvfsError:
             pass  # the name is taken, or not there: as it happens
     for host, inos in opened.items():
         for ino in inos:
             host.close_file(ino)
-    all_the_same(one, other, url)
+    agree(one, other, url)
     found = everything(one.mirror)
     entries = [value for key, value in found if key[:1] == b"e" and key[1:9] != keys.pack_u64(1)]
     records = {key[1:]: unpack_inode(value) for key, value in found if key[:1] == b"i"}
     named = [packed for packed, inode in records.items() if inode.nlink and inode.parent > 1]
     assert sorted(entries) == sorted(named)
+    marked = [key[1:] for key, _ in found if key[:1] == keys.ORPHAN]
+    assert sorted(marked) == sorted(packed for packed, each in records.items() if not each.nlink)
     files = len(records) - 2  # the top and the root
     assert usage(one)[1] == files
     assert usage(one)[0] == sum(512 * inode.blocks for inode in records.values())

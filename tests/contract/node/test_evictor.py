@@ -4,9 +4,9 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +14,10 @@ import trio
 import trio.testing
 
 from kvfs.base.errors import NoSpace, Stale
+from kvfs.meta.engine import Engine
+from kvfs.meta.replica.replica_engine import ReplicaEngine
+from kvfs.node.siblings import peer_spares
+from kvfs.node.siblings.peer_spares import PeerSpares
 from kvfs.policy.eviction import headroom
 from kvfs.tree import lifecycle
 from kvfs.vfs.space_accounting import STORE
@@ -295,7 +299,7 @@ def test_a_create_goes_by_no_round_that_began_before_it(
 ) -> None:
     space = node.namespace("cache", capacity=4 * MIB)
     opened = [node.files.open(ino, 0, os.O_RDONLY) for ino in fill(node, space, "abcd")]
-    looked, go_on, choose = trio.Event(), trio.Event(), node.evictor._choose
+    looked, go_on, choose = trio.Event(), trio.Event(), node.evictor._candidates.coldest
 
     async def slow(*arguments: Any) -> list[tuple[int, int]]:
         chosen = await choose(*arguments)
@@ -303,7 +307,7 @@ def test_a_create_goes_by_no_round_that_began_before_it(
         await go_on.wait()
         return chosen
 
-    monkeypatch.setattr(node.evictor, "_choose", slow)
+    monkeypatch.setattr(node.evictor._candidates, "coldest", slow)
 
     async def main() -> None:
         await looked.wait()
@@ -424,3 +428,88 @@ def test_of_a_node_that_is_drained_the_last_copies_of_caches_go_and_nothing_else
         assert await here.evictor.evict(used)
 
     on_nodes(tmp_path, 2, test)
+
+
+class _Waits(PeerSpares):
+    """The cold tier, or another node that promises to keep its copy: `meanwhile` happens while it
+    is waited for."""
+
+    is_sending = False
+    rests = False
+
+    def __init__(self, engine: Engine, meanwhile: Callable[[], None]) -> None:
+        self._engine = cast(ReplicaEngine, engine)
+        self._meanwhile = meanwhile
+        self.let_go = 0
+
+    async def sent(
+        self,
+        chosen: list[tuple[int, int]],
+        *,
+        patient: bool,  # noqa: ARG002
+    ) -> list[tuple[int, int]]:
+        self._meanwhile()
+        return chosen
+
+    def rest(self) -> None:
+        self.rests = True
+
+    async def elsewhere(self, inos: Sequence[int]) -> list[int]:
+        return list(inos)
+
+    async def promised(self, inos: Sequence[int]) -> dict[int, bytes]:
+        self._meanwhile()
+        return dict.fromkeys(inos, SEAL)
+
+    def may_go(self, _ino: int) -> bool:
+        return True
+
+    def done(self, _asked: Sequence[int], gone: int) -> None:
+        self.let_go += gone
+
+
+SEAL = bytes(16)
+
+
+def _seal(node: SmallNode, ino: int) -> None:
+    record = node.record(ino)
+    assert record is not None
+    what = {"size": record.size, "blocks": record.blocks, "mtime_ns": record.mtime_ns}
+    what |= {"version": 0, "ctime_ns": record.ctime_ns}
+    assert node.engine.transact_now(lambda t: lifecycle.seal(t, ino, record, checksum=SEAL, **what))
+
+
+def _rewrite(node: SmallNode, ino: int) -> None:
+    node.engine.transact_now(lambda t: lifecycle.reopen(t, ino))
+    fd = node.files.open(ino, 0, os.O_RDWR)
+    os.write(fd, b"other content")
+    node.publish(ino, fd)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "opened", "rewritten"])
+@pytest.mark.parametrize("who", ["the cold tier", "another node"])
+def test_what_is_used_or_changed_while_others_are_waited_for_stays(
+    node: SmallNode, monkeypatch: pytest.MonkeyPatch, meanwhile: str, who: str
+) -> None:
+    space = node.namespace("cache", capacity=8 * MIB)
+    ino = node.write(space, "block", bytes(MIB))
+    _seal(node, ino)
+    happens: dict[str, Callable[[], None]] = {
+        "nothing": lambda: None,
+        "opened": lambda: node.holders.opened(ino),
+        "rewritten": lambda: _rewrite(node, ino),
+    }
+    waits: Any = _Waits(node.engine, happens[meanwhile])
+    if who == "the cold tier":
+        monkeypatch.setattr(node.evictor, "_cold_blocks", waits)
+        trio.run(node.evictor.evict, ino)
+    else:
+        monkeypatch.setattr(node.evictor, "_spares", lambda: waits)
+        monkeypatch.setattr(type(node.engine), "is_local", lambda _engine, _space: True)
+        monkeypatch.setattr(peer_spares, "is_peer", lambda _t, _space: True)
+        trio.run(node.evictor._evict_spares, [space], MIB, "namespace_full")
+        assert waits.rests == (meanwhile != "nothing")  # enough went: it looks on at once
+    stays = meanwhile != "nothing"
+    assert (node.names(space) == {"block"}) == stays
+    assert bool(node.record(ino)) == stays

@@ -1,20 +1,23 @@
 """The node's port answers the same in its own process and over the control socket."""
 
 import inspect
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import trio
 
+from kvfs.base import control
 from kvfs.base.control import ControlServer, NoNode
 from kvfs.base.errors import NoSpace, Unavailable
 from kvfs.meta.records import namespace_root
 from kvfs.node.client_requests import handlers
 from kvfs.node.local_port import LocalPort
 from kvfs.tree.changes import Change
+from kvfs.vfs import control_port
 from kvfs.vfs.control_port import ControlPort, answer
 from kvfs.vfs.port import NodePort, SpaceGrant
 from tests.contract.node.test_requests import Asked
@@ -90,6 +93,7 @@ def test_the_answers_are_the_same(node: SmallNode, way: Callable[[Asked], Any]) 
                 await port.changed(changes)
             await port.touched([kept], {"evicted": 2})
             assert asked.port.misses["evicted"] == 2
+            assert await port.find([(namespace_root(space), b"\xff/")]) is False
             assert await port.bring(kept) == "nowhere"
             assert await port.bring_span(kept, 0, 0, 1) == "nowhere"
             assert await port.borrow(kept, 1, 9) == "nowhere"
@@ -105,3 +109,56 @@ def test_without_a_node_the_socket_says_so(tmp_path: Path) -> None:
     with pytest.raises(NoNode):
         answer(port.is_written(5))
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def silent(where: Path) -> Iterator[None]:
+    """A node's socket that takes requests, and answers none."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(where))
+        listening.listen(8)
+        yield
+    where.unlink()
+
+
+@pytest.mark.parametrize("way", ["thread", "loop"])
+def test_a_node_that_does_not_answer_is_waited_for_once(
+    node: SmallNode, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Each commit tells it, and would otherwise wait as long as the first did."""
+    monkeypatch.setattr(control_port, "_DEADLINE_S", 0.3)
+    monkeypatch.setattr(control_port, "_SILENT_S", 0.05)
+    deadlines: list[float] = []
+    asked, where = Asked(node), node.store.socket
+    where.parent.mkdir(exist_ok=True)
+    port = ControlPort(where)
+    call = control.ControlClient.call
+
+    def counted(self: control.ControlClient, method: str, params: Any, deadline_s: float) -> Any:
+        deadlines.append(deadline_s)
+        return call(self, method, params, deadline_s)
+
+    monkeypatch.setattr(control.ControlClient, "call", counted)
+
+    async def tell() -> None:
+        if way == "loop":
+            await port.changed_in_loop([], [], [])
+        else:
+            await Threaded(port).changed([])
+
+    async def main() -> None:
+        with silent(where):
+            for _ in range(3):
+                with pytest.raises(Unavailable, match="did not answer in time"):
+                    await tell()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(ControlServer(where, handlers(asked.port)).serve)
+            await tell()
+            port.close()
+            await tell()
+            nursery.cancel_scope.cancel()
+        with pytest.raises(NoNode):
+            await tell()
+
+    asked.keeping(main)
+    assert deadlines == [0.3, 0.05, 0.05, 0.05, 0.3, 0.3]

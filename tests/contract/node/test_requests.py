@@ -14,7 +14,7 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_root
 from kvfs.node import client_requests
 from kvfs.node.client_requests import LeftNotices, handlers
-from kvfs.node.local_port import LocalPort
+from kvfs.node.local_port import LocalPort, NoOthers
 from kvfs.transfer.origins import FileOrigins
 from kvfs.transfer.transfers import Transfers
 from kvfs.tree import notices
@@ -47,10 +47,18 @@ class Asked:
                 *(node.engine, node.files, node.index, volume, self._room),
                 FileOrigins(node.engine, volume),
             ),
-            Missing(node.engine, node.files, volume.give_up, self._damaged, lambda: False),
+            Missing(
+                node.engine,
+                node.files,
+                volume.give_up,
+                self._damaged,
+                self._unreadable,
+                lambda: False,
+            ),
             lambda: 1234,
             self._tell,
             self._drop,
+            NoOthers(),
         )
 
     async def _room(self, _size: int) -> None:
@@ -58,6 +66,9 @@ class Asked:
 
     async def _damaged(self, _ino: int, _inode: Inode) -> None:
         raise AssertionError("nothing is damaged")
+
+    async def _unreadable(self, _ino: int, _inode: Inode, _error: OSError) -> None:
+        raise AssertionError("nothing is unreadable")
 
     async def _tell(self, changes: Sequence[Change]) -> None:
         if self.failures:

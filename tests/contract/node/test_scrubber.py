@@ -27,7 +27,6 @@ class Scrubbed:
         self.found: list[int] = []
         self.forgotten: list[bytes] = []
         self.dropped: list[int] = []
-        node.holders.let_go = lambda _ino: None
         self.damage = DamagedFiles(
             node.engine, node.files, node.holders, self._tell, self._drop, lambda: None
         )

@@ -13,9 +13,13 @@ import trio
 import trio.testing
 
 from kvfs.admin.fsck import Fsck
+from kvfs.base.errors import Unavailable
+from kvfs.datastore import file_sync
+from kvfs.datastore import files as data
 from kvfs.datastore.checksum import FileChecksum, checksum
-from kvfs.datastore.files import description
+from kvfs.datastore.files import Description, description
 from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, namespace_root
 from kvfs.node.tasks import sealer
 from kvfs.tree import etags, lifecycle, namespaces, sealed_etags, tree
@@ -118,6 +122,44 @@ def test_a_writer_this_process_does_not_know_of_counts(node: SmallNode, space: i
     assert inode.checksum == found.combined
 
 
+def test_a_seal_that_only_the_engine_keeps_back_reads_and_syncs_once(
+    node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    def counted(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            steps.append(name)
+            return step(*arguments, **options)
+
+        return run
+
+    async def away(_fn: Callable[[Transaction], Any], **_options: Any) -> None:
+        raise Unavailable("the engine does not answer")
+
+    monkeypatch.setattr(sealer, "checksum", counted("read", checksum))
+    monkeypatch.setattr(data, "describe", counted("described", data.describe))
+    monkeypatch.setattr(file_sync, "sync_many", counted("synced", file_sync.sync_many))
+    same, changed = node.write(space, "same", b"x"), node.write(space, "changed", b"x")
+    before = node.record(same)
+    with monkeypatch.context() as patch:
+        patch.setattr(node.engine, "transact", away)
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                trio.run(node.sealer.settle)
+    assert sorted(steps) == ["described", "described", "read", "read", "synced"]
+    steps.clear()
+    Path(node.files.path(changed, 0)).write_bytes(b"y")
+    trio.run(node.sealer.settle)
+    assert steps == ["read", "described", "synced"], "of what was written since"
+    assert is_sealed(node, same)
+    after = node.record(same)
+    assert before is not None
+    assert after is not None
+    assert (after.mtime_ns, after.ctime_ns) == (before.mtime_ns, before.ctime_ns)
+    assert is_sealed(node, changed)
+
+
 def test_a_change_between_reading_and_sealing_is_noticed(
     node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +176,47 @@ def test_a_change_between_reading_and_sealing_is_noticed(
     monkeypatch.undo()
     trio.run(node.sealer.settle)
     assert is_sealed(node, ino)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_change_while_it_is_described_is_noticed(
+    node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch, is_back: bool
+) -> None:
+    """Also where its writer set the time back, and the description hides what the kernel noted."""
+    ino = node.write(space, "block", b"first")
+    path, describe = Path(node.files.path(ino, 0)), data.describe
+
+    def change(fd: int, said: Description) -> bool:
+        before = os.fstat(fd)
+        path.write_bytes(b"other")
+        if is_back:
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            trio.from_thread.run_sync(node.sealer.published, ino, 0, 0)
+        return describe(fd, said)
+
+    monkeypatch.setattr(data, "describe", change)
+    trio.run(node.sealer.settle)
+    assert not is_sealed(node, ino)
+    monkeypatch.undo()
+    trio.run(node.sealer.settle)
+    assert is_sealed(node, ino)
+    assert list(Fsck(node.engine, node.files, node.index, checksums=True).check()) == []
+
+
+def test_a_seal_is_one_commit(node: SmallNode, space: int) -> None:
+    for number in range(100):
+        node.write(space, f"block{number}", b"x")
+    commits = []
+    transact = node.engine.transact
+
+    async def counted(fn: Callable[[Transaction], object]) -> object:
+        commits.append(fn)
+        return await transact(fn)
+
+    node.engine.transact = counted  # type: ignore[method-assign,assignment]
+    trio.run(node.sealer.settle)
+    assert listed(node) == []
+    assert len(commits) == 1
 
 
 def test_an_unlinked_or_unpublished_file_is_left_alone(node: SmallNode, space: int) -> None:
@@ -331,7 +414,7 @@ def test_what_is_removed_while_it_is_read_does_not_come_back_into_the_index(
 
 
 def with_md5(node: SmallNode, space: int) -> None:
-    node.engine.transact_now(lambda t: namespaces.set_policy(t, space, etag="md5-all"))
+    node.engine.transact_now(lambda t: namespaces.set_policy(t, space, now=0, etag="md5-all"))
 
 
 def etag(node: SmallNode, ino: int) -> str:

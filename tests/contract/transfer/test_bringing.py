@@ -3,9 +3,11 @@ other over loopback."""
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,7 +16,7 @@ import trio.lowlevel
 import trio.testing
 
 from kvfs.base.errors import Busy, Corrupt, NoSpace, NotFound, Stale, Unavailable
-from kvfs.datastore import file_lease
+from kvfs.datastore import file_lease, file_sync
 from kvfs.datastore.checksum import checksum
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root
@@ -433,6 +435,29 @@ def test_what_came_of_an_orphan_goes_when_it_is_reaped(tmp_path: Path) -> None:
     on_nodes(tmp_path, 2, test)
 
 
+def test_what_comes_after_its_file_was_removed_stays_only_where_it_may_be_durable(
+    tmp_path: Path,
+) -> None:
+    """The node heard of the removal when nothing was here yet."""
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        inos = {space: there.put(b"data", space=space) for space in (site.cache, site.durable)}
+        here.engine.commits = trio.Event()
+        for ino in inos.values():
+            await here.transfers.bring(ino)
+            for step in (_unlink, tree.reap):
+                there.engine.transact_now(lambda t, step=step, ino=ino: step(t, ino))
+        here.engine.commits.set()
+        await until(lambda: not here.transfers.settles, "it is known what to do with them")
+        here.peer.index.flush()
+        await until(lambda: len(here.peer.index.entries()) == 1, "one has gone")
+        assert [name for name, _ in here.files.scan()] == [inos[site.durable]]
+        assert [ino for ino, _ in here.peer.index.entries()] == [inos[site.durable]]
+
+    on_nodes(tmp_path, 2, test)
+
+
 def test_what_others_commit_while_the_node_stops_ends_nothing(tmp_path: Path) -> None:
     """The engine is followed until the end; the tasks that act on it have ended by then."""
 
@@ -528,6 +553,35 @@ def test_copies_go_where_space_is_short_and_names_stay(tmp_path: Path) -> None:
     on_nodes(tmp_path, 2, test)
 
 
+def test_copies_that_were_in_use_at_a_first_look_keep_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody else has would be next, and by the second look these are free."""
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        inos = [there.put(content(4 * MIB, number), space=site.cache) for number in range(9)]
+        for ino in inos:
+            await here.transfers.bring(ino)
+            await site.held_by(ino, [1, 2])
+        looked_at = set[int]()
+
+        def is_in_use(ino: int) -> bool:
+            is_first = ino not in looked_at
+            looked_at.add(ino)
+            return is_first
+
+        monkeypatch.setattr(here.holders, "in_use", is_in_use)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.evictor.run)
+            await here.evictor.room_for(STORE, 24 * MIB)
+            nursery.cancel_scope.cancel()
+        assert here.evictor.counters["dropped_copies"] >= 5
+        assert all(here.inode(ino).nlink for ino in inos)
+
+    on_nodes(tmp_path, 2, test)
+
+
 def test_space_waits_for_what_came_and_is_not_recorded_yet(tmp_path: Path) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts
@@ -590,6 +644,70 @@ def test_what_came_a_moment_ago_stays_until_that_is_recorded(
             nursery.cancel_scope.cancel()
         assert here.has(new)
         assert not here.has(known)
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_comes_in_a_moment_is_recorded_together_and_at_once_for_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "_GATHER_S", 3600)
+    hold, held = arrivals._hold, list[int]()
+
+    def counted(t: Any, settled: Any) -> Any:
+        held.append(len(settled))
+        return hold(t, settled)
+
+    monkeypatch.setattr(arrivals, "_hold", counted)
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        inos = [there.put(content(MIB, seed), space=site.cache) for seed in range(3)]
+        for ino in inos:
+            await here.transfers.bring(ino)
+            assert here.peer.index.has(ino, here.inode(ino).version)
+        assert held == []
+        here.transfers.record_now()
+        for ino in inos:
+            await site.held_by(ino, [1, 2])
+            entry = here.peer.index.get(ino)
+            assert entry is not None
+            assert entry.chunks == there.peer.index.get(ino).chunks  # type: ignore[union-attr]
+        assert held == [3]
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_is_replaced_before_it_is_recorded_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that happens while it is synced."""
+    monkeypatch.setattr(arrivals, "_GATHER_S", 3600)
+    syncing, may_end = threading.Event(), threading.Event()
+
+    def slowly(_fd: int) -> None:
+        syncing.set()
+        may_end.wait(10)
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        inos = [there.put(content(MIB, seed), space=site.cache) for seed in range(2)]
+        versions = [here.inode(ino).version for ino in inos]
+        await here.transfers.bring(inos[0])
+        await here.transfers.outdated.drop([(inos[0], versions[0])])
+        await here.transfers.bring(inos[1])
+        monkeypatch.setattr(file_sync, "sync", slowly)
+        here.transfers.record_now()
+        with trio.fail_after(10):
+            while not syncing.is_set():
+                await trio.sleep(0.01)
+            await here.transfers.outdated.drop([(inos[1], versions[1])])
+            may_end.set()
+            while here.transfers.settles:
+                await trio.sleep(0.01)
+        here.peer.index.flush()
+        assert here.peer.index.entries() == []
+        assert here.peer.index.used_bytes() == {site.cache: 0} or not here.peer.index.used_bytes()
 
     on_nodes(tmp_path, 2, test)
 

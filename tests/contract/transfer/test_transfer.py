@@ -24,7 +24,8 @@ from kvfs.base.errors import (
 from kvfs.base.version import PROTOCOL
 from kvfs.cluster import handshake, peer_protocol, secrets
 from kvfs.cluster.handshake import Party
-from kvfs.cluster.peer_protocol import CHUNK_BYTES, PeerAddress
+from kvfs.cluster.peer_protocol import CHUNK_BYTES, Ask, PeerAddress
+from kvfs.cluster.peer_server import Method, OfFile
 from kvfs.cluster.secrets import Secrets
 from kvfs.datastore import checksum
 from kvfs.http.api import FileRange, Head, Response
@@ -52,11 +53,12 @@ def run(
     count: int,
     test: Callable[..., Awaitable[None]],
     interpreter: Path | None = None,
+    **methods: Method,
 ) -> None:
-    """The test, with so many nodes; `interpreter`: as `peers` has it."""
+    """The test, with so many nodes; `interpreter`, `methods`: as `peers` has them."""
 
     async def main() -> None:
-        async with peers(root, count, interpreter) as made:
+        async with peers(root, count, interpreter, methods) as made:
             await test(*made)
 
     trio.run(main)
@@ -194,6 +196,28 @@ def test_readers_at_once_take_from_each_other(tmp_path: Path) -> None:
         assert holder.server.counters["peers_redirected"]
 
     run(tmp_path, 7, test)
+
+
+def test_holders_that_gave_it_to_each_other_a_moment_ago_all_give_it(tmp_path: Path) -> None:
+    data = content(LARGE)
+
+    async def test(first: Peer, second: Peer, third: Peer, reader: Peer) -> None:
+        wanted = first.put(data)
+        assert await second.bring(wanted, [first.address]) == data
+        assert await third.bring(wanted, [first.address, second.address]) == data
+        holders = first, second, third
+        before_it = [each.server.counters["peers_sent_bytes"] for each in holders]
+        with contextlib.ExitStack() as stack:
+            addresses = []
+            for each in holders:
+                proxy, address = stack.enter_context(before(each))
+                proxy.bytes_s = 32 << 20
+                addresses.append(address)
+            assert await reader.bring(wanted, addresses) == data
+        gave = [each.server.counters["peers_sent_bytes"] for each in holders]
+        assert all(now - then >= 2 * CHUNK_BYTES for then, now in zip(before_it, gave, strict=True))
+
+    run(tmp_path, 4, test)
 
 
 def test_nothing_is_left_open(tmp_path: Path, over: Path | None) -> None:
@@ -585,10 +609,14 @@ def test_an_address_that_leads_to_another_node_is_no_holder(tmp_path: Path) -> N
     run(tmp_path, 2, test)
 
 
-def test_who_has_no_lease_serves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sealed", [True, False])
+def test_who_has_no_lease_serves_what_changes_no_more(tmp_path: Path, sealed: bool) -> None:
     async def test(holder: Peer, reader: Peer) -> None:
-        wanted = holder.put(content(100))
+        wanted = holder.put(content(100), sealed=sealed)
         holder.serves = False
+        if sealed:
+            assert await reader.bring(wanted, [holder.address]) == content(100)
+            return
         with pytest.raises(Unavailable, match="no lease"):
             await reader.bring(wanted, [holder.address])
 
@@ -649,15 +677,25 @@ def test_a_proof_counts_on_its_own_connection_alone(tmp_path: Path) -> None:
 # --- methods ---
 
 
+async def _double(peer: Party, params: object) -> object:
+    return [peer.node, params]
+
+
+async def _fail(_peer: Party, _params: object) -> object:
+    raise Busy("not now")
+
+
+async def _wait(_peer: Party, _params: object) -> object:
+    await trio.sleep(0.5)
+    return None
+
+
+async def _repeat(_peer: Party, params: object) -> object:
+    return params
+
+
 def test_methods_answer_or_raise_what_they_raise(tmp_path: Path) -> None:
     async def test(asked: Peer, asking: Peer) -> None:
-        async def double(peer: Party, params: object) -> object:
-            return [peer.node, params]
-
-        async def fail(_peer: Party, _params: object) -> object:
-            raise Busy("not now")
-
-        asked.server.methods.update(double=double, fail=fail)
         assert await asking.client.call(asked.address, "double", {"a": b"b"}) == [2, {"a": b"b"}]
         with pytest.raises(Busy, match="not now"):
             await asking.client.call(asked.address, "fail", None)
@@ -665,28 +703,19 @@ def test_methods_answer_or_raise_what_they_raise(tmp_path: Path) -> None:
             await asking.client.call(asked.address, "unknown", None)
         assert asking.client.connected == 1
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, double=_double, fail=_fail)
 
 
 def test_a_method_that_takes_too_long_is_unavailable(tmp_path: Path) -> None:
     async def test(asked: Peer, asking: Peer) -> None:
-        async def wait(_peer: Party, _params: object) -> object:
-            await trio.sleep(0.5)
-            return None
-
-        asked.server.methods["wait"] = wait
         with pytest.raises(Unavailable, match=r"did not answer in 0\.1 s"):
             await asking.client.call(asked.address, "wait", None, 0.1)
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, wait=_wait)
 
 
 def test_a_node_that_was_started_again_is_met_again(tmp_path: Path) -> None:
     async def test(asked: Peer, asking: Peer) -> None:
-        async def answer(_peer: Party, params: object) -> object:
-            return params
-
-        asked.server.methods["answer"] = answer
         with before(asked) as (proxy, address):
             assert await asking.client.call(address, "answer", 1) == 1
             proxy.cut()
@@ -694,4 +723,58 @@ def test_a_node_that_was_started_again_is_met_again(tmp_path: Path) -> None:
         with pytest.raises(KvfsError):
             await asking.client.call(address, "answer", 3)
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, answer=_repeat)
+
+
+class About:
+    """A method whose result is about one file."""
+
+    def __init__(self) -> None:
+        self.ask = Ask(0, 0, 0, 0, 1, sealed=False)
+
+    async def tell(self, _peer: Party, _params: object) -> OfFile:
+        return OfFile(["about it"], self.ask)
+
+    def put(self, holder: Peer, data: bytes, *, sealed: bool = True) -> WantedFile:
+        wanted = holder.put(data, sealed=sealed)
+        self.ask = Ask(INO, VERSION, wanted.size, 0, 1, sealed=sealed)
+        return wanted
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_the_bytes_of_a_small_file_come_along_with_what_is_told_of_it(
+    tmp_path: Path, sealed: bool
+) -> None:
+    about = About()
+
+    async def test(here: Peer, there: Peer) -> None:
+        async def told(takes: int) -> int:
+            found = await here.client.call(there.address, "tell", None, 5.0, takes)
+            assert found == ["about it"]
+            return here.client.ahead.counters["answers_ahead"]
+
+        data = content(50_000)
+        wanted = about.put(there, data, sealed=sealed)
+        assert await told(0) == 0
+        assert await told(49_999) == 0
+        assert await told(50_000) == 1
+        there.serves = False
+        assert await here.bring(wanted, [there.address]) == data, "without another request"
+        there.serves = True
+        there.written.add(INO)
+        assert await told(50_000) == 1, "who wants the bytes then is told why"
+
+    run(tmp_path, 2, test, tell=about.tell)
+
+
+def test_bytes_that_come_along_are_compared_with_the_record(tmp_path: Path) -> None:
+    about = About()
+
+    async def test(here: Peer, there: Peer) -> None:
+        wanted = about.put(there, content(50_000))
+        spoil(there)
+        await here.client.call(there.address, "tell", None, 5.0, 65_536)
+        with pytest.raises(Corrupt):
+            await here.bring(wanted, [there.address])
+
+    run(tmp_path, 2, test, tell=about.tell)

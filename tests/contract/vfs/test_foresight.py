@@ -20,7 +20,7 @@ class Behind(ReplicaTransactions):
         self._lacking = lacking
         self.caught_up = 0
 
-    def catch_up(self) -> None:
+    def catch_up(self, namespace_id: int = 0, *, reading: bool = False) -> None:  # noqa: ARG002
         self.caught_up += 1
         value = self._lacking
         if value is None:

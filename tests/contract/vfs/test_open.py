@@ -10,7 +10,7 @@ import kvfs
 from kvfs.base.errors import Busy, Corrupt, KvfsError, NotFound, OtherVersion, Unavailable
 from kvfs.objects.object_errors import NoSuchKey
 from kvfs.objects.object_store import ObjectStore
-from kvfs.vfs.node_client import Link
+from kvfs.vfs.node_client import NodeClient
 from tests.contract import client_store
 
 
@@ -56,12 +56,12 @@ def test_what_took_its_place_meanwhile_is_opened(
 ) -> None:
     lose_the_data(store)
 
-    def replaced(_link: Link, _ino: int) -> bool:
+    def replaced(_node: NodeClient, _ino: int) -> bool:
         with kvfs.Client(store) as client:
             client.put("/models/a", b"newer")
         return False
 
-    monkeypatch.setattr(Link, "bring", replaced)
+    monkeypatch.setattr(NodeClient, "bring", replaced)
     assert read(store, "models/a") == b"newer"
 
 
@@ -71,12 +71,12 @@ def test_what_was_removed_meanwhile_is_a_miss(
 ) -> None:
     lose_the_data(store)
 
-    def removed(_link: Link, _ino: int) -> bool:
+    def removed(_node: NodeClient, _ino: int) -> bool:
         with kvfs.Client(store) as client:
             client.remove("/models/a")
         return False
 
-    monkeypatch.setattr(Link, "bring", removed)
+    monkeypatch.setattr(NodeClient, "bring", removed)
     with pytest.raises(NotFound):
         read(store, "models/a")
 
@@ -88,11 +88,11 @@ def test_data_that_come_and_go_are_unavailable_after_some_looks(
     lose_the_data(store)
     asked = []
 
-    def here(_link: Link, ino: int) -> bool:
+    def here(_node: NodeClient, ino: int) -> bool:
         asked.append(ino)
         return True
 
-    monkeypatch.setattr(Link, "bring", here)
+    monkeypatch.setattr(NodeClient, "bring", here)
     with pytest.raises(Unavailable, match="try again"):
         read(store, "models/a")
     assert 1 < len(asked) < 20
@@ -119,10 +119,10 @@ def test_the_answer_of_the_node_is_that_of_the_door(
 ) -> None:
     lose_the_data(store)
 
-    def refused(_link: Link, _ino: int) -> bool:
+    def refused(_node: NodeClient, _ino: int) -> bool:
         raise error("it is written elsewhere")
 
-    monkeypatch.setattr(Link, "bring", refused)
+    monkeypatch.setattr(NodeClient, "bring", refused)
     with pytest.raises(error, match="written elsewhere") as raised:
         read(store, "cache/a")
     if read is read_as_object and error is OtherVersion:

@@ -157,3 +157,24 @@ def test_an_orphan_goes_with_the_data_that_it_has_by_then(tmp_path: Path) -> Non
             assert not list(node.files.scan())
 
         trio.run(main)
+
+
+def test_numbers_of_new_files_are_there_before_they_are_needed(tmp_path: Path) -> None:
+    """An engine that does not answer for a while stops no create."""
+    with small_node(tmp_path / "store") as node:
+        volume = Volume(node.engine, node.files, node.index, node.holders, lambda _lost: None)
+
+        async def main() -> None:
+            namespace_id = node.namespace("cache")
+            taken = [await volume.allocate(namespace_id)]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(volume.run)
+                for _ in range(20_000):
+                    number = volume.allocate_now(namespace_id)
+                    assert number
+                    taken.append(number)
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+            assert len(set(taken)) == len(taken)
+
+        trio.run(main)

@@ -9,6 +9,7 @@ import pytest
 
 from s3api.auth.key_holders import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
+from tests.integration.coherence.coherence_clients import change, content, is_there, waits_for
 from tests.integration.harness import kvfs
 from tests.integration.posix import refused
 from tests.integration.s3 import S3, users_of
@@ -57,3 +58,30 @@ def test_a_full_engine_is_emptied_and_read(cluster: Several) -> None:
     cluster.server.call("CONFIG", "SET", "maxmemory", "0")
     (models / "new").write_bytes(b"x")
     assert not node.status()["engine"]["is_full"]
+
+
+def test_a_namespace_whose_names_the_engine_cannot_keep_stays_peer(cluster: Several) -> None:
+    one, other = cluster.nodes[0], cluster.add()
+    change(one, "create", "blocks", "--kind", "cache", "--coherence", "peer")
+    wait_until((other.mount / "blocks").is_dir, "the other node knows it")
+    names = [f"{at}-{number}" for at in range(2) for number in range(40)]
+    for name in names:
+        path = cluster.nodes[int(name[0])].mount / "blocks" / name
+        path.write_bytes(content(name))
+        os.setxattr(path, "user.long", bytes(60_000))
+    used = int(cluster.server.info("used_memory"))
+    cluster.server.call("CONFIG", "SET", "maxmemory", used + (2 << 20))
+    change(one, "set", "blocks", "--coherence", "cache")
+    wait_until(lambda: "waits" not in waits_for(one, "blocks"), "it is asked back", 60)
+    assert "peer" in waits_for(one, "blocks")
+    assert any("being peer: the memory of the engine" in each.log for each in cluster.nodes)
+    for node in cluster.nodes:
+        (node.mount / "blocks" / "new").write_bytes(b"x")
+        (node.mount / "blocks" / "new").unlink()
+    cluster.server.call("CONFIG", "SET", "maxmemory", "0")
+    change(one, "set", "blocks", "--coherence", "cache")
+    wait_until(lambda: "waits" not in waits_for(one, "blocks"), "it is done", 60)
+    assert "peer" not in waits_for(one, "blocks")
+    for node in cluster.nodes:
+        for name in names:
+            assert is_there(node.mount / "blocks" / name, name)

@@ -17,7 +17,7 @@ from kvfs.cluster.membership import About, Measured, Membership, joined
 from kvfs.datastore import layout
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.node_leases import Lost
-from kvfs.meta.replica.replica_engine import MirrorEngine
+from kvfs.meta.replica.replica_engine import ReplicaEngine
 from kvfs.node.tasks.lease_renewer import Renewal
 from tests.cluster.waiting import until
 from tests.contract.redis_servers import RedisServer, ask, killed, on_a_port
@@ -47,7 +47,7 @@ def short_terms(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def member_of(
     url: str, root: Path, secret_of: Path | None = None, *, renewing: bool = True
-) -> AsyncIterator[tuple[Membership, MirrorEngine]]:
+) -> AsyncIterator[tuple[Membership, ReplicaEngine]]:
     """A member with its engine; `renewing`: its lease is kept."""
     store = layout.create_store(root)
     about = About(name=root.name)
@@ -55,7 +55,7 @@ async def member_of(
         store, url, about, secret_file=secret_of and secret_of / node_identity.SECRETS
     ) as me:
         local = EmbeddedEngine(store.meta)
-        engine = MirrorEngine(
+        engine = ReplicaEngine(
             local, url, node=me.node, incarnation=me.incarnation, cluster=me.cluster
         )
         try:
@@ -71,7 +71,7 @@ async def member_of(
             local.close()
 
 
-async def put(engine: MirrorEngine, value: bytes) -> None:
+async def put(engine: ReplicaEngine, value: bytes) -> None:
     await engine.transact(lambda t: t.put(b"k", value))
 
 
@@ -205,7 +205,7 @@ def test_a_password_that_is_changed_is_told_and_costs_no_node(
                     await member.renew()
                 assert ask(connection, "CONFIG", "SET", "requirepass", "") == "OK"
             await until(lambda: member.holds_lease, "the lease is back")
-            await until(lambda: engine.heard_at > 0, "the engine is heard")
+            await until(lambda: engine.heard_at() > 0, "the engine is heard")
 
     trio.run(main)
 

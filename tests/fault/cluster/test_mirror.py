@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from kvfs.base.errors import Conflict, NoSpace, Unavailable
+from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Namespace, pack
 from kvfs.meta.replica.direct_engine import DirectEngine
 from tests.cluster.waiting import wait_until
 from tests.contract.mirrors import Mirror, everything, in_redis
@@ -149,16 +151,16 @@ def test_a_partition_holds_nobody_for_ever_and_ends(server: RedisServer, tmp_pat
             cut_off.transact_now(increment(b"n"))
         with pytest.raises(Unavailable, match="did not answer"):
             cut_off.catch_up()
-        heard_at = cut_off.engine.heard_at
+        heard_at = cut_off.engine.heard_at()
         # What it has is read on; how old that is, it says itself.
         assert number(cut_off, b"n") == 1
         other.catch_up()
         other.transact_now(increment(b"n"))
-        assert cut_off.engine.heard_at == heard_at
+        assert cut_off.engine.heard_at() == heard_at
         proxy.is_refusing = False
         proxy.held = None
         until_committed(cut_off, b"m")
-        wait_until(lambda: cut_off.engine.heard_at > heard_at, "it hears again")
+        wait_until(lambda: cut_off.engine.heard_at() > heard_at, "it hears again")
         other.catch_up()
         # What was on its way when the line was cut is done or not, but once.
         assert number(other, b"n") == number(cut_off, b"n")
@@ -229,15 +231,36 @@ def test_a_full_server_is_told_and_reads_go_on(server: RedisServer, tmp_path: Pa
     with mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror:
         mirror.transact_now(increment(b"n"))
         mirror.transact_now(increment(b"o"))
+        record = keys.namespace(7), pack(Namespace(name=b"gone", created_ns=1))
+        mirror.transact_now(lambda t: t.put(*record))
+
+        def remove(t: Transaction) -> bool:
+            t.put(b"n", t.get(b"n") or b"")
+            return t.delete(record[0])
+
         server.call("CONFIG", "SET", "maxmemory", 1)
         with pytest.raises(NoSpace, match="memory of the engine"):
             mirror.transact_now(increment(b"n"))
         assert number(mirror, b"n") == 1
         assert mirror.transact_now(lambda t: t.get(b"o") is not None and t.delete(b"o"))
         assert mirror.read_now(lambda t: t.get(b"o")) is None
+        assert mirror.transact_now(remove), "a namespace goes, and a record beside it changes"
         server.call("CONFIG", "SET", "maxmemory", 0)
         until_committed(mirror, b"m")
         assert number(mirror, b"n") == 1
+
+
+def test_a_mirror_starts_while_the_memory_of_the_server_is_full(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    with mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror:
+        mirror.transact_now(increment(b"n"))
+    server.call("CONFIG", "SET", "maxmemory", 1)
+    for directory in ("a", "b"):
+        with mirroring(tmp_path / directory, server.url, deadline_s=SHORT_S) as mirror:
+            assert number(mirror, b"n") == 1
+            if directory == "b":
+                assert mirror.transact_now(lambda t: t.delete(b"n"))
 
 
 def test_rights_that_are_taken_away_are_told_and_back_they_serve(
@@ -280,6 +303,18 @@ def test_an_engine_that_lost_all_is_left_empty(server: RedisServer, tmp_path: Pa
             mirror.catch_up()
         assert server.call("DBSIZE") == 0
         assert number(mirror, b"n") == 1
+
+
+def test_a_node_does_not_wait_for_an_engine_that_lost_all(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """As where `kvfs rebuild` enrolled it and was not finished."""
+    with mirroring(tmp_path / "a", server.url) as mirror:
+        mirror.transact_now(increment(b"n"))
+        cluster = mirror.engine._applier.mark.cluster
+    server.call("FLUSHALL")
+    with pytest.raises(Unavailable, match="kvfs rebuild"):
+        Mirror(tmp_path / "a", server.url, cluster=cluster)
 
 
 def test_an_engine_that_was_put_back_is_not_built_on(server: RedisServer, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from kvfs.meta.records import unpack_inode
-from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree import namespaces
 from tests.contract.hosts import NOW, TOP, Host, usage
 from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
@@ -30,10 +30,7 @@ def test_what_was_closed_before_a_kill_reaches_all(tmp_path: Path, seed: int) ->
             again = Host(tmp_path / "victim", server.url, 1)
             try:
                 again.settle()
-                left = again.mirror.read_now(lambda t: lifecycle.unpublished(t, 0, 10_000))
-                for ino in left:
-                    again.write(lambda t, ino=ino: lifecycle.evict(t, ino, NOW))
-                    again.write(lambda t, ino=ino: tree.reap(t, ino))
+                again.drop_unclosed()
                 again.settle()
                 other.mirror.catch_up()
                 assert everything(again.mirror) == everything(other.mirror) == in_redis(server.url)

@@ -121,12 +121,12 @@ def test_a_commit_that_comes_late_is_not_done_again(server: RedisServer) -> None
 
     def commit(value: bytes, of_number: int) -> LogReply:
         head = [b"", b"", b"engine", of_number, *mark, b"before", b""]
-        items = proposed(Proposal({}, [], {b"k": value}, []))
+        items = proposed(Proposal({}, [], {b"k": value}, [])).items
         found = server.call("EVAL", PROPOSE.text, len(names), *names, *head, *items)
         return read_answer(found)
 
     mark = server.call("EVAL", BEGIN.text, len(names), *names)
-    assert commit(b"old", 1).results == b"1"
+    assert commit(b"old", 1).own == b"engine:1"
     again = commit(b"old", 1)
     assert (again.results, len(again.entries)) == (b"1", 1)
     assert commit(b"new", 2).results == b"1"
@@ -321,8 +321,8 @@ def test_another_clusters_prefix_is_refused(server: RedisServer) -> None:
 
 def test_a_newer_layout_is_refused(server: RedisServer) -> None:
     DirectEngine(server.url).close()
-    server.call("HSET", "{kvfs:0}s", "schema", "2")
-    with pytest.raises(NotSupported, match="version 2, this KVFS knows 1"):
+    server.call("HSET", "{kvfs:0}s", "schema", "3")
+    with pytest.raises(NotSupported, match="version 3, this KVFS knows 1 and 2"):
         DirectEngine(server.url)
 
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from kvfs.base.errors import Invalid, Unavailable
-from kvfs.meta.node_leases import Joined
+from kvfs.meta.node_leases import HeardLeases, Joined
 from kvfs.meta.redis.calling import locate
 from kvfs.meta.redis.leasing import LeaseTable
 from kvfs.meta.redis.slots import slot_of
@@ -138,7 +138,7 @@ async def join(url: str) -> Joined:
 async def renew(url: str, me: Joined) -> dict[int, object]:
     table = LeaseTable(locate(url), FAIL_OVER_S)
     try:
-        return dict((await table.renew(me, b"words")).leases)
+        return dict((await table.renew(me, b"words", HeardLeases())).news.leases)
     finally:
         table.close()
 

@@ -87,7 +87,7 @@ def test_the_base_of_a_store_that_is_whole_is_taken_anew(tmp_path: Path) -> None
 
 
 _COMMITS = 300
-_CASES = 200 if LONG else 20
+_CASES = 200 if LONG else 10
 
 
 @pytest.fixture(scope="module")

@@ -142,7 +142,7 @@ def test_a_mirror_goes_back_to_the_damage_and_has_the_rest_from_its_engine(
 
 
 _COMMITS = 200
-_CASES = 300 if LONG else 30
+_CASES = 300 if LONG else 12
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import trio
 
 from kvfs.client import Client
 from kvfs.datastore import file_sync
+from kvfs.datastore.kernel import filesystem_sync
 from kvfs.meta.records import Flag
 from kvfs.vfs import seal
 from tests.cluster.waiting import wait_until
@@ -106,6 +107,47 @@ def test_a_sync_that_failed_is_not_taken_back_by_a_later_one(tmp_path: Path) -> 
         made.node.down()
         checked = kvfs("fsck", "--checksums", "--store", str(made.node.store))
         assert checked.returncode == 0, checked.stdout
+
+
+def test_of_many_files_only_those_that_the_disk_refused_stay_unsealed(tmp_path: Path) -> None:
+    """Files that are sealed together are synced together."""
+    names = [f"block{number}" for number in range(12)]
+    with thin_machine(tmp_path) as made:
+        made.node.up()
+        for name in names:
+            write(made.models / name, FIRST[:8192])
+
+        def count(what: str) -> int:
+            return int(made.node.status()["counters"][what])
+
+        wait_until(lambda: count("sealed_files") == 12, "sealed", 60)
+        refuse(made, data_of(made, names[5]))
+        for name in names:
+            with (made.models / name).open("r+b", buffering=0) as file:
+                file.write(SECOND[:8192])
+        wait_until(lambda: count("sealed_files") == 12 + 11, "sealed anew", 60)
+        assert count("failed_syncs") == 1
+        with (made.models / names[5]).open("r+b", buffering=0) as file:
+            refused(file.fileno())
+
+
+def test_many_files_are_synced_by_one_sync_of_their_filesystem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fds = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(20)]
+    file_sync.mark_lost(fds[0])
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    monkeypatch.setattr(filesystem_sync, "MOST_BYTES", 1 << 62)
+    for fd in fds:
+        os.write(fd, FIRST[:4096])
+    assert list(file_sync.sync_many(fds)) == [fds[0]]
+    assert synced == [fds[1]], "the disk's cache is flushed once"
+    monkeypatch.setattr(filesystem_sync, "MOST_BYTES", -1)  # others have much to write
+    assert list(file_sync.sync_many(fds)) == [fds[0]]
+    assert synced == [fds[1], *fds[1:]]
+    for fd in fds:
+        os.close(fd)
 
 
 def test_a_file_that_is_cut_to_nothing_is_synced_again(tmp_path: Path) -> None:

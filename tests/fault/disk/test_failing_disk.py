@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import os
+import re
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -13,19 +15,81 @@ import pytest
 import trio
 
 from kvfs.base.config import Config
-from kvfs.base.errors import KvfsError
+from kvfs.base.errors import Corrupt, KvfsError, NotFound
+from kvfs.client import Client
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import ROOT_INODE, namespace_root
 from kvfs.node import Node, open_node
 from kvfs.node.status import status_of
 from kvfs.node.tasks import orphan_gc
+from kvfs.node.tasks.tier_mover import refusal_of
 from kvfs.tree import namespaces, notices, tree
 from kvfs.tree.changes import Change
+from tests.cluster.waiting import wait_until
 from tests.contract.small_node import new_inode
-from tests.fault.disks import cut, disk
+from tests.fault.disks import Disk, cut, disk
 from tests.integration.harness import Node as Mounted
 from tests.integration.harness import best_mode, kvfs, wait_for_exit, watchdog_of
 from tests.jumping import jumping_clock
+
+
+@contextlib.contextmanager
+def with_tier(directory: Path) -> Iterator[tuple[Mounted, Disk]]:
+    """A node on a small disk, whose new files lie on a larger one."""
+    with disk(directory / "own", "ext4", 128 << 20) as own, disk(directory, "ext4") as tier:
+        place = tier.mountpoint / "tier"
+        place.mkdir(mode=0o700)
+        node = Mounted(best_mode(), own.mountpoint / "home", ("--tier", f"ssd={place}:1GiB"))
+        node.mount.mkdir(parents=True)
+        try:
+            yield node.up(), tier
+        finally:
+            print(node.log[-3000:])
+            if node.pid is not None:
+                node.down()
+
+
+def test_a_tier_that_fails_is_named_and_costs_what_it_alone_has(tmp_path: Path) -> None:
+    with with_tier(tmp_path) as (node, tier):
+        place = tier.mountpoint / "tier"
+        for namespace in ("cache", "models"):
+            for name in ("read", "client"):
+                with (node.mount / namespace / name).open("wb", buffering=0) as file:
+                    file.write(b"kept")
+                    os.fsync(file.fileno())
+        assert len(list(place.glob("???/*"))) == 4
+        subprocess.run(["mount", "-o", "remount,ro", tier.mountpoint], check=True)
+        assert refusal_of(str(place)) == os.strerror(errno.EROFS)
+        assert (node.mount / "models" / "read").read_bytes() == b"kept"
+        subprocess.run(["mount", "-o", "remount,rw", tier.mountpoint], check=True)
+        assert refusal_of(str(place)) is None
+        cut(tier.mountpoint)
+        with pytest.raises(FileNotFoundError):
+            (node.mount / "cache" / "read").read_bytes()
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            (node.mount / "models" / "read").read_bytes()
+        with Client(node.store) as client:
+            with pytest.raises(NotFound):
+                client.get("cache/client")
+            with pytest.raises(Corrupt, match=r"models/client: .* look at its disk"):
+                client.get("models/client")
+        assert re.search(
+            rf"the data file {place}/.* cannot be opened .*: look at its disk", node.log
+        )
+        for namespace in ("cache", "models"):
+            (node.mount / namespace / "new").write_bytes(b"new")
+            assert (node.mount / namespace / "new").read_bytes() == b"new"
+        said = os.strerror(errno.EIO)
+        wait_until(lambda: node.status()["tiers"][0]["refusal"] == said, "the tier is given up")
+        shown = kvfs("status", "--store", str(node.store)).stdout
+        assert f"{place}, " in shown
+        assert f"TAKES NO FILES: {said}" in shown
+        assert str(place) in kvfs("doctor", "--store", str(node.store)).stdout
+        node.down()
+        tier.power_cycle()
+        node.up()
+        assert (node.mount / "models" / "read").read_bytes() == b"kept"
+        assert sorted(os.listdir(node.mount / "cache")) == ["new"]
 
 
 async def unlinked(node: Node) -> int:

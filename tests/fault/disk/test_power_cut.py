@@ -33,16 +33,16 @@ STEPS: Final = {
         trio.run(node.engine.sync)
         die()
     """,
-    "sealing: sealed, not synced": """
+    "sealing: described, not synced": """
         write(durable, "young")
         import kvfs.vfs.seal as sealing
-        sealing.settle_on_disk = die
+        sealing.file_sync.sync = die
         seal()
     """,
-    "sealing: synced, record does not say so": """
+    "sealing: synced, record not sealed": """
         write(durable, "young")
         import kvfs.vfs.seal as sealing
-        sealing.confirm = die
+        sealing.seal_all = die
         seal()
     """,
     "sealed and synced": """

@@ -1,14 +1,16 @@
-"""The node is stopped although the disk beneath its store has failed."""
+"""The node is stopped although the disk beneath its store has failed, or it can open nothing."""
 
 import os
+import resource
 import select
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fault.disks import Disk, cut, disk
-from tests.integration.harness import Node, best_mode, is_mounted, kvfs
+from tests.integration.harness import Node, best_mode, is_mounted, kvfs, watchdog_of
 
 MIB = 1 << 20
 
@@ -38,5 +40,44 @@ def test_a_node_on_a_failed_disk_is_stopped(small_disk: Disk) -> None:
         assert done.returncode == 8, done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
         assert f"the disk of the store {node.store} fails" in done.stderr
+    finally:
+        node.remove()
+
+
+def test_a_path_below_a_dead_mount_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    node = Node.make(best_mode())
+    try:
+        node.up()
+        assert node.pid is not None
+        os.kill(watchdog_of(node.pid), signal.SIGKILL)  # which would remove what it is to find
+        node.kill()
+        remedy = f"`umount -l {node.mount}`"
+        below = str(node.mount / "cache")
+        for place in (
+            ("--store", str(tmp_path / "store"), "--mount", below),
+            ("--store", str(tmp_path / "store"), "--tier", f"ssd={below}:1GiB", "--no-mount"),
+        ):
+            done = kvfs("up", "--daemon", *place)
+            assert done.returncode == 7, done.stderr
+            assert remedy in done.stderr
+        assert remedy in kvfs("status", "--store", below).stderr
+        node.up()  # a dead mount of its own is removed
+        assert os.listdir(node.mount)
+    finally:
+        node.remove()
+
+
+def test_a_node_without_a_descriptor_for_its_caller_is_stopped() -> None:
+    node = Node.make(best_mode())
+    try:
+        node.up()
+        assert node.pid is not None
+        _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (3, hard))
+        done = kvfs("down", *node.place(), "--timeout", "10")
+        assert done.returncode == 0, done.stderr
+        assert f"stopped the node on {node.store}" in done.stdout
+        assert not is_mounted(node.mount)
+        node.pid = None
     finally:
         node.remove()

@@ -4,7 +4,6 @@ first n commits."""
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from kvfs.base.errors import NoSpace, Unavailable
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from tests.contract import client_store
 from tests.fault import engine_writer
 from tests.fault.disks import Disk, cut, disk
 from tests.fault.engine_writer import COUNT, REBUILD_STEPS, SECOND, STEPS
@@ -37,10 +37,8 @@ def start(path: Path, boot: int, commits: int, *then: str) -> subprocess.Popen[b
 
 
 def run_until_killed(path: Path, boot: int, commits: int, *then: str) -> Acknowledged:
-    with start(path, boot, commits, *then) as writer:
-        output, _ = writer.communicate(timeout=60)
-    assert writer.returncode == -signal.SIGKILL, "the step was never reached"
-    return Acknowledged(output)
+    program = "import sys; from tests.fault import engine_writer; engine_writer.main(*sys.argv[1:])"
+    return Acknowledged(client_store.run_killed(program, str(path), str(boot), str(commits), *then))
 
 
 def read_some(writer: subprocess.Popen[bytes], lines: int) -> bytes:

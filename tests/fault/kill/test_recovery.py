@@ -10,9 +10,11 @@ import pytest
 import trio
 
 from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag
 from kvfs.tree import lifecycle, reserved_inodes
-from tests.contract.small_node import SmallNode, small_node
+from kvfs.tree.inodes import read_inode, write_inode
+from tests.contract.small_node import BOOT, SmallNode, small_node
 from tests.fault.victim import (
     OTHER_BOOT,
     assert_books_balance,
@@ -54,21 +56,26 @@ STEPS: Final = {
         node.sealer._record = die
         seal()
     """,
+    "sealing: described, not synced": """
+        write(durable, "acknowledged")
+        import kvfs.vfs.seal as sealing
+        sealing.file_sync.sync = die
+        seal()
+    """,
+    "sealing: synced, not in the index": """
+        write(durable, "acknowledged")
+        node.index.store = die
+        seal()
+    """,
     "sealing: in the index, record not sealed": """
         write(durable, "acknowledged")
-        node.sealer._still = die
+        import kvfs.vfs.seal as sealing
+        sealing.seal_all = die
         seal()
     """,
-    "sealing: sealed, not synced": """
+    "sealing: record sealed": """
         write(durable, "acknowledged")
-        import kvfs.vfs.seal as sealing
-        sealing.settle_on_disk = die
-        seal()
-    """,
-    "sealing: synced, record does not say so": """
-        write(durable, "acknowledged")
-        import kvfs.vfs.seal as sealing
-        sealing.confirm = die
+        node.sealer._queue.tried = die
         seal()
     """,
     "evicting: names removed": """
@@ -83,7 +90,7 @@ STEPS: Final = {
     """,
     "evicting: index entries removed": """
         fill()
-        import kvfs.node.tasks.evictor as evictor
+        import kvfs.node.tasks.eviction.evictor as evictor
         evictor.tree.reap = die
         evict()
     """,
@@ -111,6 +118,29 @@ def test_a_kill_at_each_step(tmp_path: Path, step: str) -> None:
 def node(tmp_path: Path) -> Iterator[SmallNode]:
     with small_node(tmp_path / "store") as made:
         yield made
+
+
+@pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT])
+def test_a_new_file_of_an_nfs_client_outlives_a_kill_and_no_power_cut(
+    node: SmallNode, boot: int
+) -> None:
+    """Its making was acknowledged, and the client sends again what it wrote since."""
+    cache = node.namespace("cache")
+    ino, fd = node.make(cache, "new")
+
+    def reserve(t: Transaction) -> None:
+        inode = read_inode(t, ino)
+        inode.flags |= Flag.RESERVED
+        write_inode(t, ino, inode)
+
+    node.engine.transact_now(reserve)
+    os.write(fd, b"x" * 5000)
+    node.holders.not_writing(ino)
+    node.holders.released(ino)
+    start_again(node, boot=boot, restored=boot != BOOT)
+    assert node.names(cache) == ({"new"} if boot == BOOT else set())
+    assert_books_balance(node)
+    assert start_again(node, boot=boot) == {}, "the second start finds nothing"
 
 
 def test_after_a_clean_stop_there_is_nothing_to_do(node: SmallNode) -> None:
@@ -211,26 +241,19 @@ def test_a_power_cut_is_noticed_by_the_boot_though_the_engine_was_whole(node: Sm
 
 
 def test_a_seal_whose_sync_a_power_cut_forestalled_is_not_believed(node: SmallNode) -> None:
-    """Of a file that was synced once, and so is kept: what is on the disk may be a mixture."""
+    """As an earlier version left it, of a file that was synced once, and so is kept: what is on the
+    disk may be a mixture."""
     space = node.namespace("models", kind="durable")
     ino, fd = node.make(space, "database")
     node.publish(ino, fd, boot=0)
     os.write(fd, b"x")
+    node.publish(ino, fd)
     node.close(ino, fd)
-    stat = node.files.stat(ino, 0)
-    assert node.engine.transact_now(
-        lambda t: lifecycle.seal(
-            t,
-            ino,
-            version=0,
-            size=stat.st_size,
-            blocks=stat.st_blocks,
-            mtime_ns=stat.st_mtime_ns,
-            ctime_ns=stat.st_ctime_ns,
-            checksum=b"of what was in memory",
-            synced=False,
-        )
-    )
+    written = node.record(ino)
+    assert written is not None
+    written.flags |= Flag.SEALED
+    written.checksum = b"of what was in memory"
+    node.engine.transact_now(lambda t: write_inode(t, ino, written))
     start_again(node, boot=OTHER_BOOT)
     inode = node.record(ino)
     assert inode is not None

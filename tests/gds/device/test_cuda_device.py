@@ -1,6 +1,7 @@
 """Loads to GPUs that are made up: which context they need, which errors they tell, and which way
 they take where something of the machine will not do."""
 
+import ctypes
 import functools
 import itertools
 import os
@@ -47,8 +48,14 @@ def cuda(monkeypatch: pytest.MonkeyPatch, pinned: dict[int, int]) -> "Cuda":
         pinned[address] = size
         return ""
 
+    def copy(to: int, source: int, size: int, _stream: int) -> str:
+        assert made.bound is not None, "the driver copies where the thread has a context"
+        ctypes.memmove(to, source, size)
+        return ""
+
     made = Cuda()
     monkeypatch.setattr(cuda, "torch", Torch(made))
+    monkeypatch.setattr(cuda, "copy_async", copy)
     monkeypatch.setattr(cuda, "pin", pin)
     monkeypatch.setattr(cuda, "unpin", pinned.pop)
     monkeypatch.setattr(cuda, "_made_pool", functools.cache(cuda._made_pool.__wrapped__))
@@ -313,7 +320,7 @@ def test_copies_of_a_load_can_be_timed_one_by_one(
             assert enable_timing
             self.at = -1
 
-        def record(self) -> None:
+        def record(self, _stream: object = None) -> None:
             self.at = next(turns)
 
         def elapsed_time(self, later: "Event") -> float:

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import kvfs
 from gds import Block, Outcome
 from kvfs.base.errors import Corrupt, Invalid, IsADirectory, NotFound, Unavailable
 from kvfs.datastore.tiered_files import TieredFiles
+from kvfs.vfs.open import BlockingOpener
 from tests.contract import client_store
 from tests.gds.sealing import data_file, flip, wait_for_checksums
+from tests.integration.posix import ALICE, needs_root
 
 MIB = 1 << 20
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
@@ -209,6 +212,38 @@ def test_blocks_need_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+@needs_root
+@pytest.mark.parametrize("kind", ["link", "linked directory", "fifo", "foreign"])
+def test_no_block_is_read_from_what_is_no_data_file_of_the_store(
+    store: Path, client: kvfs.Client, home: str, tmp_path: Path, kind: str
+) -> None:
+    keys = [f"{home}-{kind.replace(' ', '-')}/{n}" for n in range(3)]
+    gds.write_blocks(keys, b"abc", client=client)
+    path = data_file(store, keys[1])
+    aside = tmp_path / "aside"
+    changed = path.parent if kind == "linked directory" else path
+    os.rename(changed, aside)
+    try:
+        if kind == "fifo":
+            os.mkfifo(changed)
+        elif kind == "foreign":
+            changed.write_bytes(b"X")
+            os.chown(changed, ALICE, ALICE)
+        else:
+            changed.symlink_to(aside)
+        into = bytearray(3)
+        found = gds.read_blocks(keys, into, client=client)
+    finally:
+        changed.unlink()
+        os.rename(aside, changed)
+    if kind == "linked directory":
+        assert outcomes(found) == [Outcome.CORRUPT] * 3
+        assert into == bytes(3)
+    else:
+        assert outcomes(found) == [Outcome.HIT, Outcome.CORRUPT, Outcome.HIT]
+        assert into == b"a\0c"
+
+
 def test_what_the_system_refuses_is_that_blocks_result(
     client: kvfs.Client, monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:
@@ -223,6 +258,29 @@ def test_what_the_system_refuses_is_that_blocks_result(
         return opened(files, ino, version, flags)
 
     monkeypatch.setattr(TieredFiles, "open", open_or_fail)
+    monkeypatch.setattr(TieredFiles, "sequences", lambda _: [])
     found = gds.read_blocks(keys, bytearray(3), client=client)
     assert outcomes(found) == [Outcome.HIT, Outcome.UNAVAILABLE, Outcome.HIT]
     assert "Too many open files" in str(found[1].error)
+
+
+def test_what_this_host_does_not_have_is_asked_for_at_once(
+    store: Path, client: kvfs.Client, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    keys = [f"{home}/{n}" for n in range(6)]
+    gds.write_blocks(keys, b"abcdef", client=client)
+    lost = keys[1::2]
+    for key in lost:
+        data_file(store, key).unlink()
+    asked = threading.Barrier(len(lost), timeout=60)
+
+    def fetch(*_: object) -> None:
+        """Each waits until all are asked for."""
+        asked.wait()
+        raise NotFound("nobody has it")
+
+    monkeypatch.setattr(BlockingOpener, "fetch", fetch)
+    into = bytearray(6)
+    found = gds.read_blocks(keys, into, client=client)
+    assert outcomes(found) == [Outcome.HIT, Outcome.MISS] * 3
+    assert into == b"a\0c\0e\0"

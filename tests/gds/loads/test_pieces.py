@@ -152,7 +152,7 @@ def test_what_others_load_too_comes_by_the_page_cache(path: Path, is_common: boo
     try:
         if not is_common:
             co_readers.join(other)
-        source.share(is_common=is_common)
+        source.share(is_rank=True, is_common=is_common)
         before = cached_bytes(other, 0, 0)
         assert_read(source, data, SPANS)
         assert before == 0

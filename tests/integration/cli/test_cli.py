@@ -54,7 +54,9 @@ def stop_unexpected(arguments: tuple[str, ...]) -> None:
 def test_up_returns_when_the_mount_answers_and_down_takes_it_away(node: Node) -> None:
     done = kvfs("up", "--daemon", *node.place(), "--mode", MODE)
     assert done.returncode == 0, done.stderr
-    node.pid = node.status()["pid"]
+    told = kvfs("status", "--json", "--store", str(node.store))
+    node.pid = json.loads(told.stdout)["pid"]
+    assert node.pid == node.status()["pid"]
     assert f"  mount   {node.mount}" in done.stdout
     assert f"  store   {node.store}" in done.stdout
     assert "  engine  LMDB" in done.stdout
@@ -518,6 +520,7 @@ EXAMINED = {
     "huge pages",
     "native AIO",
     "NUMA",
+    "takeover",
 }
 
 
@@ -570,6 +573,16 @@ def test_what_config_prints_is_a_configuration_file(tmp_path: Path) -> None:
     again = json.loads(kvfs("config", "--config", str(file), "--json").stdout)
     assert again["settings"]["capacity"] == "70%"
     assert again["settings"]["mount"] == "/somewhere"
+
+
+def test_config_shows_no_password(tmp_path: Path) -> None:
+    file = tmp_path / "kvfs.toml"
+    file.write_text('engine = "rediss://me:not:to@be-seen@host/3?prefix=p"\n')
+    for how in ((), ("--json",)):
+        done = kvfs("config", "--config", str(file), *how)
+        assert '"rediss://me:xxxxx@host/3?prefix=p"' in done.stdout
+        assert "not:to" not in done.stdout
+        assert "be-seen" not in done.stdout + done.stderr
 
 
 # ---- namespaces
@@ -676,7 +689,7 @@ def test_a_mistyped_command_names_what_was_meant(typed: tuple[str, ...], hint: s
 
 def test_the_list_of_commands_says_what_each_does_in_a_whole_sentence() -> None:
     commands = kvfs("--help").stdout.partition("Commands:")[2].partition("Exit codes")[0]
-    assert "up          Start a node on a store, mount it and serve it over S3." in commands
+    assert "up              Start a node on a store, mount it and serve it over S3." in commands
     assert "..." not in commands
 
 

@@ -44,7 +44,18 @@ def dev(*arguments: str, path: Path | None = None) -> subprocess.CompletedProces
 def test_help_names_every_command() -> None:
     done = dev("help")
     assert done.returncode == 0
-    for name in ("up", "down", "kvfs", "python", "cluster", "test", "check", "bench", "lock"):
+    for name in (
+        "up",
+        "down",
+        "kvfs",
+        "python",
+        "cluster",
+        "test",
+        "fuzz",
+        "check",
+        "bench",
+        "lock",
+    ):
         assert f"\n  {name} " in done.stdout
 
 

@@ -3,7 +3,7 @@ mount and data, as they need neither."""
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import trio
 from kvfs.base.control import ControlServer
 from kvfs.cluster.cluster_requests import ClusterRequests
 from kvfs.cluster.membership import About, Measured, Membership, joined
+from kvfs.cluster.node_records import NodeRecord
 from kvfs.datastore import layout
 from kvfs.node.tasks.lease_renewer import Renewal
 from tests.cluster.waiting import wait_until
@@ -22,6 +23,14 @@ from tests.contract.redis_servers import RedisServer, killed
 from tests.integration.harness import kvfs
 
 GIB = 1 << 30
+
+
+async def _present_layout() -> bool:
+    return False
+
+
+async def _all_followed() -> None:
+    """There are no shards of namespaces."""
 
 
 class Member:
@@ -71,7 +80,13 @@ class Member:
     ) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Renewal(member, engine).run)
-            control = ControlServer(store.socket, ClusterRequests(member, engine).handlers())
+
+            async def fence(removed: Sequence[NodeRecord]) -> None:
+                for each in removed:
+                    await member.fence(each.number, each.store)
+
+            requests = ClusterRequests(member, engine, _present_layout, fence, _all_followed)
+            control = ControlServer(store.socket, requests.handlers())
             await nursery.start(control.serve)
             started.set_result(None)
             await self._stopping.wait()

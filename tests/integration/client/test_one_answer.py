@@ -15,8 +15,11 @@ import pytest
 import kvfs
 from gateway.fsspec.filesystem import KvfsFileSystem
 from gds.blocks import Outcome, read_blocks
-from kvfs.base.errors import Corrupt, KvfsError, NotFound
+from kvfs.base.errors import Corrupt, KvfsError, NotFound, Unavailable
 from kvfs.client.mount.backing_file import open_backing
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Flag
+from kvfs.tree.inodes import read_inode, write_inode
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs as command
 from tests.integration.posix import make_of
@@ -28,7 +31,7 @@ WHOLE: Final = bytes(range(250)) * 40
 NEW: Final = WHOLE[::-1]
 ROTTEN: Final = "found by the scrubber"
 PUT_AWAY: Final = "in quarantine"
-MISS, DAMAGED = "miss", "damaged"
+MISS, DAMAGED, AWAY = "miss", "damaged", "away"
 Answer = bytes | str
 
 
@@ -60,7 +63,11 @@ def by_s3(site: Site, path: str) -> Answer:
     told = ask(site.s3, "GET", f"/{path}")
     if told.status == 200:
         return told.body
-    codes = {(404, "NoSuchKey"): MISS, (500, "InternalError"): DAMAGED}
+    codes = {
+        (404, "NoSuchKey"): MISS,
+        (500, "InternalError"): DAMAGED,
+        (503, "ServiceUnavailable"): AWAY,
+    }
     return codes.get((told.status, told.code), f"{told.status} {told.code}")
 
 
@@ -71,12 +78,14 @@ def by_client(site: Site, path: str) -> Answer:
         return MISS
     except Corrupt:
         return DAMAGED
+    except Unavailable:
+        return AWAY
 
 
 def by_batch(site: Site, path: str) -> Answer:
     (found,) = site.client.get_many([f"/{path}"])
     if isinstance(found, KvfsError):
-        return DAMAGED if isinstance(found, Corrupt) else str(found)
+        return {Corrupt: DAMAGED, Unavailable: AWAY}.get(type(found), str(found))
     return MISS if found is None else bytes(found)
 
 
@@ -105,6 +114,8 @@ def by_load(site: Site, path: str) -> Answer:
         backing = open_backing(site.s3.mount / path)
     except Corrupt:
         return DAMAGED
+    except Unavailable:
+        return AWAY
     except OSError as error:
         return {errno.ENOENT: MISS, errno.EIO: DAMAGED}.get(error.errno or 0, str(error))
     with open(backing.fd, "rb") as file:
@@ -114,7 +125,7 @@ def by_load(site: Site, path: str) -> Answer:
 def by_blocks(site: Site, path: str) -> Answer:
     buffer = bytearray(SIZE)
     (block,) = read_blocks([f"/{path}"], [buffer], client=site.client)
-    names = {Outcome.MISS: MISS, Outcome.CORRUPT: DAMAGED}
+    names = {Outcome.MISS: MISS, Outcome.CORRUPT: DAMAGED, Outcome.UNAVAILABLE: AWAY}
     return bytes(buffer[: block.size]) if block.ok else names.get(block.outcome, str(block))
 
 
@@ -128,6 +139,10 @@ DOORS: Final[dict[str, Callable[[Site, str], Answer]]] = {
     "gds, blocks": by_blocks,
     "gds, a load": by_load,
 }
+
+
+ONE_ERRNO: Final = {"mount", "fsspec", "fsspec, a stream", "gds, a load"}
+"""Doors that have one errno, EIO, for what is damaged and what is away."""
 
 
 def nothing(site: Site, path: str) -> None:
@@ -197,6 +212,27 @@ def put_away(site: Site, path: str) -> None:
     data.rename(kept / data.name)
 
 
+def leave_in_tier(site: Site, path: str) -> None:
+    """As a node with a cold tier left it; this one has none."""
+    data = site.data_file(path)
+    ino = int(data.name.partition(".")[0], 16)
+    data.unlink()
+
+    def fn(t: Transaction) -> None:
+        inode = read_inode(t, ino)
+        inode.flags |= Flag.COLD
+        write_inode(t, ino, inode)
+
+    session = site.client._core._session
+    assert session is not None
+    session.write(fn)
+
+
+def lose_before_the_seal(site: Site, path: str) -> None:
+    replace(site, path)
+    lose_the_data(site, path)
+
+
 STATES: Final[dict[str, tuple[Callable[[Site, str], None], Answer, Answer]]] = {
     "whole": (nothing, WHOLE, WHOLE),
     "removed": (remove, MISS, MISS),
@@ -204,6 +240,8 @@ STATES: Final[dict[str, tuple[Callable[[Site, str], None], Answer, Answer]]] = {
     "deleted": (delete, MISS, MISS),
     "renamed away": (rename_away, MISS, MISS),
     "no data here": (lose_the_data, MISS, DAMAGED),
+    "no data here, and not sealed": (lose_before_the_seal, MISS, DAMAGED),
+    "in a tier that is not asked": (leave_in_tier, MISS, AWAY),
     "shorter than its record": (shorten, MISS, DAMAGED),
     "longer than its record": (lengthen, MISS, DAMAGED),
     ROTTEN: (nothing, MISS, DAMAGED),
@@ -281,5 +319,8 @@ def test_every_door_gives_the_answer_of_the_table(
     meant = answers[kind == "durable"]
     path = name_of(buckets[kind], state, first)
     make(site, path)
-    assert DOORS[first](site, path) == meant
-    assert {name: door(site, path) for name, door in DOORS.items()} == dict.fromkeys(DOORS, meant)
+    expected = dict.fromkeys(DOORS, meant)
+    if meant == AWAY:
+        expected |= dict.fromkeys(ONE_ERRNO, DAMAGED)
+    assert DOORS[first](site, path) == expected[first]
+    assert {name: door(site, path) for name, door in DOORS.items()} == expected

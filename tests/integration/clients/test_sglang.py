@@ -12,6 +12,7 @@ from s3api.auth.key_holders import ADMINISTRATOR
 from tests.integration.clients import environments, examples
 from tests.integration.harness import kvfs
 from tests.integration.s3 import REGION, S3, serving
+from tests.integration.several import several
 
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install what it drives
 
@@ -27,18 +28,28 @@ def server() -> Iterator[S3]:
 
 def run(server: S3, home: Path, script: str, *arguments: object) -> str:
     keys = server.users[ADMINISTRATOR]
-    env = examples.environ(
+    return run_on(
+        server.mount,
         home,
-        *environments.sglang(),
-        PYTHONWARNINGS="ignore",
+        script,
+        *arguments,
         AWS_ACCESS_KEY_ID=keys.access_key,
         AWS_SECRET_ACCESS_KEY=keys.secret,
         AWS_REGION=REGION,
         AWS_ENDPOINT_URL=server.endpoint,
         AWS_EC2_METADATA_DISABLED="true",
         RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING=0,
-        SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=server.mount / "cache" / "file",
-        SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR=server.mount / "cache" / "nixl",
+    )
+
+
+def run_on(mount: Path, home: Path, script: str, *arguments: object, **variables: object) -> str:
+    env = examples.environ(
+        home,
+        *environments.sglang(),
+        PYTHONWARNINGS="ignore",
+        SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=mount / "cache" / "file",
+        SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR=mount / "cache" / "nixl",
+        **variables,
     )
     return examples.run(sys.executable, script, *arguments, env=env)
 
@@ -69,3 +80,18 @@ def test_pages_come_back_after_a_kill(server: S3, tmp_path: Path) -> None:
     for directory, files in kept:
         found = [path for path in (server.mount / directory).rglob("*") if path.is_file()]
         assert len(found) == files, directory
+
+
+def test_pages_of_one_host_come_to_another(tmp_path: Path) -> None:
+    backends = {
+        "file": {"max_size": "64Mi"},
+        "nixl": {"plugin": {"posix": {"active": True}}, "l3_cleaner_enabled": False},
+    }
+    with several(2) as cluster:
+        stores, loads = cluster.nodes
+        first = ("--store", str(stores.store))
+        done = kvfs("namespace", "set", "cache", "--coherence", "peer", *first)
+        assert done.returncode == 0, done.stderr
+        for node, step in ((stores, "store"), (loads, "load")):
+            told = run_on(node.mount, tmp_path, "sglang_pages.py", step, json.dumps(backends))
+            assert f"nixl: {step} of 24 pages" in told

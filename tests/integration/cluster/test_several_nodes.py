@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import stat
 import threading
 from collections.abc import Iterator
@@ -115,6 +116,28 @@ def test_names_in_a_cache_are_seen_soon(a: Path, b: Path) -> None:
         wait_until((b / "cache" / name).exists, "the other node shows the name")
     os.unlink(a / "cache" / "soon0")
     wait_until(lambda: not (b / "cache" / "soon0").exists(), "the name is gone there too")
+
+
+def test_a_file_that_replaces_another_in_a_cache_waits_for_no_server(
+    nodes: Several, a: Path, b: Path
+) -> None:
+    block, temporary = a / "cache" / "block", a / "cache" / "block.tmp"
+    block.write_bytes(b"first")
+    wait_until((b / "cache" / "block").exists, "the other node shows the name")
+    data = f"???/{block.stat().st_ino:016x}.*"
+    temporary.write_bytes(b"second")
+    nodes.server.signal(signal.SIGSTOP)
+    try:
+        temporary.rename(block)
+        assert block.read_bytes() == b"second"
+        assert not temporary.exists()
+        assert (b / "cache" / "block").read_bytes() == b"first"
+    finally:
+        nodes.server.signal(signal.SIGCONT)
+    wait_until(lambda: (b / "cache" / "block").read_bytes() == b"second", "it is heard of")
+    for node in nodes.nodes:
+        wait_until(lambda: not list((node.store / "data").glob(data)), "its data go")  # noqa: B023
+    assert nodes.nodes[0].status()["engine"]["unplaced_files"] == 0
 
 
 def test_of_all_who_make_a_name_exclusively_one_wins(a: Path, b: Path) -> None:

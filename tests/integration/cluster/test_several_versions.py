@@ -233,6 +233,7 @@ def test_a_cluster_is_upgraded_node_by_node_and_back_while_it_is_written_to(
             done = finish_upgrade(one)
             assert done.returncode == 4, done
             assert "of an earlier version of KVFS: node 2 (n2). Start each" in done.stderr
+        assert keeps_order(cluster), "the version before reads keys in their order"
         with writing(one):
             restart(two, ())
         with writing(one), client_of(former, one) as said:
@@ -243,6 +244,7 @@ def test_a_cluster_is_upgraded_node_by_node_and_back_while_it_is_written_to(
                 wait_until(lambda each=each: each.status()["engine"]["is_upgraded"], "it is known")
             with pytest.raises(AssertionError, match="start the program anew, with this one"):
                 said("put /models/by-a-former-client")
+        assert not keeps_order(cluster)
         assert finish_upgrade(one).stdout == "the metadata have the form of this version already\n"
         one.down()
         one.inside = former
@@ -271,6 +273,15 @@ def test_a_node_that_is_killed_at_the_end_of_the_upgrade_leaves_it_to_the_next_r
             assert is_done == (when == "after the last step")
         for each in (one, two):
             wait_until(lambda each=each: each.status()["engine"]["is_upgraded"], "it is known")
+
+
+def keeps_order(cluster: Several) -> bool:
+    """Whether the server has every key in the order that only programs of the version before ask
+    for."""
+    counts = "return {redis.call('HLEN', KEYS[1]), redis.call('ZCOUNT', KEYS[2], 0, 0)}"
+    values, names = cluster.server.call("EVAL", counts, 2, "{kvfs:0}h", "{kvfs:0}z")
+    assert names in (0, 1, values)
+    return bool(names > 1)
 
 
 def restart(node: Node, inside: tuple[str, ...]) -> None:

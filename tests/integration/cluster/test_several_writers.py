@@ -316,7 +316,7 @@ def test_what_changes_a_file_in_place_goes_past_no_newer_close(a: Path, b: Path)
 
 @pytest.mark.parametrize("flags", [0, os.O_TRUNC])
 def test_of_two_hosts_that_make_a_file_none_loses_what_it_wrote_in_silence(
-    a: Path, b: Path, flags: int
+    nodes: Several, a: Path, b: Path, flags: int
 ) -> None:
     """Where one of them is to cut what it finds, it may have come last."""
     path = Path("models", f"made by both {flags}")
@@ -326,6 +326,7 @@ def test_of_two_hosts_that_make_a_file_none_loses_what_it_wrote_in_silence(
     os.write(early, b"early")
     os.close(early)
     os.write(late, b"late")
+    refused_ino = os.fstat(late).st_ino
     if flags:
         os.close(late)
     else:
@@ -335,6 +336,13 @@ def test_of_two_hosts_that_make_a_file_none_loses_what_it_wrote_in_silence(
         os.close(empty)
     for mount in (a, b):
         assert (mount / path).read_bytes() == (b"late" if flags else b"early")
+    if not flags:
+        data = nodes.nodes[1].store / "data"
+        wait_until(
+            lambda: not list(data.glob(f"???/{refused_ino:016x}.*")),
+            "the data that nobody is to see have gone",
+            timeout_s=30.0,
+        )
 
 
 def test_a_file_that_both_make_and_nobody_fills_is_there(a: Path, b: Path) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONG
 from tests.integration import exerciser
 from tests.integration.conftest import Place
 
 OPERATIONS = int(os.environ.get("KVFS_TEST_OPERATIONS", "3000"))
 
 
-@pytest.mark.parametrize("seed", range(3), indirect=True)
+@pytest.mark.parametrize("seed", range(3 if LONG else 1), indirect=True)
 def test_random_operations(here: Path, place: Place, seed: int) -> None:
     done = exerciser.exercise(here, seed, OPERATIONS)
     print(done)

@@ -15,7 +15,7 @@ from tests.integration.conftest import Place
 from tests.integration.harness import Node
 from tests.integration.posix import descriptor, folder, touch
 
-REPLACEMENTS = 1_500 if LONG else 400
+REPLACEMENTS = 1_500 if LONG else 250
 
 
 def together(*jobs: Callable[[], None]) -> None:
@@ -214,7 +214,7 @@ def test_a_truncation_does_not_fall_into_a_write(place: Place, here: Path) -> No
 
     def write() -> None:
         try:
-            for _ in range(150):
+            for _ in range(150 if LONG else 60):
                 with descriptor(block, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) as fd:
                     assert os.write(fd, b"w" * size) == size
                 # It is read when nobody can truncate it any more.
@@ -247,7 +247,7 @@ def test_threads_of_one_process(here: Path) -> None:
 
     def work(worker: int) -> None:
         try:
-            for n in range(60):
+            for n in range(60 if LONG else 25):
                 path = here / f"{worker}-{n}"
                 path.write_bytes(bytes([worker]) * 70_000)
                 os.replace(path, here / f"{worker}-done")

@@ -6,17 +6,20 @@ from typing import Final
 
 import pytest
 
-from benchmarks import _request_rows
+from benchmarks import _call_counter, _request_rows, _scale_rows, _several
 from benchmarks._guard import Guard
-from benchmarks._request_rows import Measured
+from benchmarks._request_rows import COUNTED, Measured
+from benchmarks._systems import Unavailable
 
 MOST: Final = {
-    "absent name": 6,
-    "first open": 40,
+    "absent name": 4,
+    "first open": 38,
     "kept descriptor": 13,
-    "attributes": 16,
-    "block": 130,
+    "attributes": 14,
+    "block": 118,
 }
+MOST_OF_CLUSTER: Final = {"peer": 281, "cache": 368}
+"""For create, close and rename of a block, by the coherence of its namespace."""
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +38,39 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
 def test_hot_requests_take_no_more_calls_than_this(node: Measured, flow: str) -> None:
     calls = _request_rows.calls(node, flow)
     assert MOST[flow] / 2 < calls <= MOST[flow], "none at all: handlers that are not counted"
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    """A node of a cluster."""
+    base: Path = tmp_path_factory.mktemp("member")
+    with Guard() as guard:
+        try:
+            server = _several.Server(base / "server", guard)
+        except Unavailable as lacking:
+            pytest.skip(str(lacking))
+        site = ("--node-name", "one", "--peer", f"127.0.0.1:{_several.free_port()}")
+        secret = ("--secret-file", str(base / "key"))
+        made = Measured("relay", base, "relay", None, "--engine", server.url(0), *site, *secret)
+        try:
+            made.start(guard)
+            made.command("namespace", "create", "peer", "--kind", "cache", "--coherence", "peer")
+            yield made
+        finally:
+            made.stop()
+            server.stop()
+
+
+@pytest.mark.parametrize("coherence", MOST_OF_CLUSTER)
+def test_a_block_takes_no_more_calls_in_a_cluster_than_this(
+    member: Measured, coherence: str
+) -> None:
+    directory = member.mountpoint / coherence / "blocks"
+    _several.wait_for(directory.parent.exists, "the namespace")
+    directory.mkdir()
+    names = _request_rows.new_names(str(directory), COUNTED + 1)
+    _scale_rows.create_and_rename(names[0])
+    counted = member.counted(lambda: [_scale_rows.create_and_rename(each) for each in names[1:]])
+    calls = _call_counter.calls(counted, ("create", "flush", "rename")) / COUNTED
+    most = MOST_OF_CLUSTER[coherence]
+    assert most / 2 < calls <= most, "none at all: handlers that are not counted"

@@ -20,7 +20,7 @@ from tests.nfs.status import NfsError
 from tests.nfs.v3 import Client as Client3
 from tests.nfs.v3_types import Stability
 from tests.nfs.v4 import Client, Client40, Client41, LockDenied, Opened, Owner
-from tests.nfs.v4_operations import reclaim_complete
+from tests.nfs.v4_operations import Unchecked, reclaim_complete
 
 LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
@@ -218,6 +218,38 @@ def test_a_writer_goes_on_after_a_pause(mine: Door, kill: Callable[[Door], None]
     print(f"{kill.__name__}: the longest pause was {writer.longest_s:.2f} s")
     for name in writer.stable:
         assert (writer.directory / name).read_bytes() == name.encode() * 100
+
+
+def test_a_file_that_was_made_is_there_after_a_kill_and_written_on_by_its_handle(
+    mine: Door,
+) -> None:
+    """Its making was acknowledged: the client closes it later, or, by version 3, never."""
+    root = mine.mounts().mount("/shared").handle
+    made = mine.v3(ALICE).create(root, "made3").handle
+
+    def connected() -> Client41:
+        return Client41(mine.connection(ALICE), b"maker", b"verifier", reclaims=True)
+
+    client, owner = connected(), Owner()
+    client.call(reclaim_complete())
+    before: list[Opened] = []
+
+    def make() -> None:
+        directory = client.walk("shared")
+        before.append(client.open(directory, "made4", owner, creation=Unchecked()))
+
+    going_on(make)
+    client.write(before[0].handle, 0, b"one", stateid=before[0].stateid)
+    kill_node(mine)
+    going_on(lambda: mine.v3(ALICE).write(made, 0, b"two"))
+    again: list[Client41] = []
+    going_on(lambda: again.append(connected()))
+    opened = again[0].open_again(before[0].handle, Owner())
+    again[0].write(opened.handle, 3, b"two", stateid=opened.stateid)
+    again[0].close(opened)
+    directory = mine.node.mount / "shared"
+    assert (directory / "made3").read_bytes() == b"two"
+    assert (directory / "made4").read_bytes() == b"onetwo"
 
 
 @pytest.mark.parametrize("kill", [kill_server, kill_node])

@@ -82,7 +82,9 @@ def systems(tmp_path: Path) -> list[System]:
     return [System(name, tmp_path / name) for name in ("native", "ours")]
 
 
-def _run(group: Group, systems: list[System], results: Results, deadline: float) -> None:
+def _run(group: Group, systems: list[System], results: Results, deadline: float) -> list[str]:
+    """What it says meanwhile."""
+    said: list[str] = []
     run(
         [group],
         systems,
@@ -90,8 +92,9 @@ def _run(group: Group, systems: list[System], results: Results, deadline: float)
         rounds=3,
         deadline=deadline,
         watch=lambda _seconds: None,
-        say=lambda _text: None,
+        say=said.append,
     )
+    return said
 
 
 def test_every_round_asks_every_system_and_the_order_rotates(systems: list[System]) -> None:
@@ -107,7 +110,9 @@ def test_every_round_asks_every_system_and_the_order_rotates(systems: list[Syste
 
 def test_after_the_deadline_a_group_still_has_one_round(systems: list[System]) -> None:
     results = Results()
-    _run(Group((SPEED,), lambda _system: {"speed": 1.0}), systems, results, float("-inf"))
+    said = _run(Group((SPEED,), lambda _system: {"speed": 1.0}), systems, results, float("-inf"))
+    measured = ["native: speed 1", "ours: speed 1"]  # told at once: the table comes late
+    assert said == ["1 of 1: speed", *measured, "the time is over after 1 of 3 rounds"]
     assert results.samples["speed"] == {"native": [1.0], "ours": [1.0]}
 
 
@@ -118,7 +123,14 @@ def test_a_system_that_fails_does_not_stop_the_others(systems: list[System]) -> 
         return {"speed": 2.0}
 
     results = Results()
-    _run(Group((SPEED,), measure), systems, results, float("inf"))
+    said = _run(Group((SPEED,), measure), systems, results, float("inf"))
+    assert "ours failed: OSError: the mount has gone" in said
     assert results.median("speed", "native") == 2.0
     assert "the mount has gone" in results.failures["speed"]["ours"]
     assert "failed" in table([SPEED], ["native", "ours"], results)
+
+
+def test_rows_that_are_measured_together_are_told_by_what_they_share() -> None:
+    rows = [Row(f"block, peer: {what}", "", True) for what in ("files", "CPU of the server")]
+    assert Group(rows, lambda _system: {}).name == "block, peer"
+    assert Group([*rows, SPEED], lambda _system: {}).name.endswith("server, speed")

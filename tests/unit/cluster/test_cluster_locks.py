@@ -50,7 +50,7 @@ class Cluster:
     def is_alive(self, node: int, incarnation: int) -> bool:
         return self.alive.get(node) == incarnation
 
-    async def catch_up(self) -> None:
+    async def catch_up(self, _namespace_id: int) -> None:
         if self.unreachable:
             raise Unavailable("no engine")
 

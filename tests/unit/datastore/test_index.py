@@ -63,6 +63,22 @@ def test_what_is_not_in_the_index_is_not_added_by_a_use(index: Index) -> None:
     assert index.get(file(1)) is None
 
 
+def test_a_file_that_is_stored_right_after_it_came_takes_its_space_once(index: Index) -> None:
+    index.add(file(1), 0, 8)
+    index.store([Sealed(file(1), 0, b"c" * 16, 8)])
+    assert index.used_bytes() == {CACHE: 8 * 512}
+    index.flush()
+    assert index.used_bytes() == {CACHE: 8 * 512}
+    assert order(index) == [1]
+
+
+def test_a_version_that_came_while_another_was_stored_keeps_its_space(index: Index) -> None:
+    index.add(file(1), 1, 16)
+    index.store([Sealed(file(1), 0, b"c" * 16, 8)])
+    index.flush()
+    assert index.used_bytes() == {CACHE: 16 * 512}
+
+
 def test_checksums_stay_with_a_use_and_go_with_a_new_version(index: Index) -> None:
     index.add(file(1), 0)
     index.store([Sealed(file(1), 0, b"c" * 16, 8)])

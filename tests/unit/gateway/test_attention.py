@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from gateway.fuse.channel import poll_strategy
-from gateway.fuse.channel.poll_strategy import Attention
+from gateway.fuse.channel.poll_strategy import Attention, Rest
 
 LOOKS = 3
 ROUNDS = 20
@@ -73,12 +73,13 @@ async def served(device: Pair, looking: Attention) -> None:
     device.send()
     await device.receive()
     looking.woken()
-    looking.served()
+    looking.rest(1, block=False)
 
 
 def looks(looking: Attention) -> int:
     """How often it looks at the device, where nothing comes, before it sleeps; at most LOOKS."""
-    return next((n for n in range(LOOKS) if not looking.stay(block=True)), LOOKS)
+    rests = (looking.rest(0, block=True) for _ in range(LOOKS))
+    return next((n for n, rest in enumerate(rests) if rest is not Rest.LOOK), LOOKS)
 
 
 @in_a_loop
@@ -90,7 +91,7 @@ async def test_where_nobody_else_has_anything_to_do_it_looks_on() -> None:
             await served(device, looking)
             assert looks(looking) == LOOKS
             device.send()
-            assert looking.stay(block=True)  # and sees what comes
+            assert looking.rest(0, block=True) is Rest.LOOK  # and sees what comes
             other.send()
 
 

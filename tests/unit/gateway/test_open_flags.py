@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gateway.fuse.channel.dispatch import BackingRegistry
+from gateway.fuse.channel.backing_registry import BackingRegistry
 from gateway.fuse.codec.protocol import Fopen
 from gateway.fuse.files.open_file import Handle, OpenFile
 from kvfs.transfer.transfer import Transfer, WantedFile

@@ -32,12 +32,26 @@ def written(engine: Engine) -> tuple[OpenFiles, OpenFile, int]:
 
     holders = SimpleNamespace(released=nothing, not_writing=nothing)
     volume, transfers = SimpleNamespace(holders=holders), SimpleNamespace(is_shared=False)
-    files = OpenFiles(*cast("Any", (volume, transfers, None, 1, None, nothing)))
+    node = SimpleNamespace(
+        volume=volume,
+        transfers=transfers,
+        engine=None,
+        port=None,
+        appends=None,
+        former_writers=None,
+        open_file_shares=None,
+        near=None,
+        boot=1,
+        is_strict=nothing,
+    )
+    volume.engine = None
+    memory = SimpleNamespace(attributes=nothing, content_soon=nothing)
+    files = OpenFiles(*cast("Any", (node, None, memory)))
     files.publishing.publish = engine.publish  # type: ignore[method-assign,assignment]
     files.unrecorded._publish = engine.publish
     file = cast("OpenFile", SimpleNamespace(ino=7, handles=1, users=0, writers=1, is_partial=True))
     files.unrecorded._close_unused = nothing
-    files._close_unused = nothing  # type: ignore[method-assign,assignment]
+    files._table.close_unused = nothing  # type: ignore[method-assign,assignment]
     files._handles[3] = cast(
         "Handle",
         SimpleNamespace(file=file, overwrites=False, writable=True, maps=False, appends=False),

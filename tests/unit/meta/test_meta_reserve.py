@@ -30,4 +30,4 @@ def test_a_long_attribute_adds_and_a_shorter_record_removes() -> None:
 def test_the_reserve_is_a_small_part_of_any_disk(disk: int) -> None:
     assert 0 < wanted_bytes(disk) <= max(disk // 16, 16 << 20)
     assert wanted_bytes(disk) <= 16 << 20
-    assert wanted_bytes(disk) <= wanted_bytes(disk, is_mirror=True) <= min(disk // 16, 64 << 20)
+    assert wanted_bytes(disk) <= wanted_bytes(disk, is_replica=True) <= min(disk // 16, 64 << 20)

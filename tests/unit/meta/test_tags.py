@@ -35,13 +35,13 @@ def _seal(t: Transaction, ino: int) -> None:
     assert lifecycle.seal(
         t,
         ino,
+        tree.read_inode(t, ino),
         version=1,
         size=SIZE,
         blocks=8,
         mtime_ns=6,
         ctime_ns=6,
         checksum=bytes(16),
-        synced=True,
     )
     lifecycle.reopen(t, ino)
 
@@ -75,7 +75,7 @@ def test_an_inode_keeps_its_tags(
 def test_a_namespace_keeps_its_tags(space: Space) -> None:
     record = space.do(lambda t: namespaces.get(t, space.id))
     space.do(lambda t: t.put(keys.namespace(space.id), pack(_tagged(record))))
-    space.do(lambda t: namespaces.set_policy(t, space.id, capacity=1 << 20))
+    space.do(lambda t: namespaces.set_policy(t, space.id, now=0, capacity=1 << 20))
     space.do(lambda t: namespaces.rename(t, space.id, b"other"))
     found = space.do(lambda t: namespaces.get(t, space.id))
     assert (found.capacity, found.name, found.tags) == (1 << 20, b"other", TAGS)

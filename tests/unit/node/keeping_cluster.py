@@ -3,7 +3,7 @@ calling, on a clock of the test's. What a node holds of a file is its placement,
 
 import contextlib
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import trio
@@ -14,6 +14,7 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, Namespace, namespace_of, namespace_root, unpack_namespace
 from kvfs.node.tasks.copier import ADOPT, TAKE, Copies, LocalReadEngine
+from kvfs.node.tasks.drainer import TakenBlocks
 from kvfs.node.tasks.rebalancer import Evening
 from kvfs.node.tasks.replica_keeper import Keeper
 from kvfs.node.tasks.sync_acknowledger import Acknowledging
@@ -39,6 +40,12 @@ class Seat:
         self._shared = shared
         self.gone = gone
         self._node = keys.pack_node(node)
+
+    def shard(self, namespace_id: int) -> int:  # noqa: ARG002
+        return 0
+
+    def is_local(self, namespace_id: int) -> bool:  # noqa: ARG002
+        return False
 
     def _on(self, fn: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
         def run(t: Transaction) -> T:
@@ -74,11 +81,21 @@ class Seat:
     def transact_now(self, fn: Callable[[Transaction], T]) -> T:
         return self._shared.transact_now(self._on(fn))
 
-    async def sync(self) -> None:
+    async def sync(self, namespace_id: int | None = None) -> None:  # noqa: ARG002
         await self._shared.sync()
 
     def close(self) -> None:
         pass
+
+
+async def _caught_up(_namespace_id: int) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def _no_blocks(
+    _inos: Sequence[int], _afford: Callable[[int], Awaitable[None]]
+) -> TakenBlocks:
+    raise AssertionError("no namespace here is kept by its nodes")
 
 
 class KeptNode:
@@ -95,12 +112,14 @@ class KeptNode:
             cluster.snapshot,
             self,
             cluster.call,
-            trio.lowlevel.checkpoint,
+            _caught_up,
         )
-        self.keeper = Keeper(self.copies, 0, self._evict, self._on_drained)
+        self.keeper = Keeper(self.copies, 0, self._evict, _no_blocks, self._on_drained)
         self.evening = Evening(self.copies, self.index, 0)
         self.acknowledging = Acknowledging(self.copies)
         self.refuses: KvfsError | None = None
+        self.is_stopped = False
+        """Whether it lives, and answers nothing."""
         self.fetch_s = 0.1
         self.brought: list[int] = []
         self.evicted: list[int] = []
@@ -144,6 +163,9 @@ class KeptNode:
         self.brought.append(ino)
         await self.seat.transact(lambda t: placements.hold(t, ino, file.inode.version))
         self.has(ino, file.inode.size)
+
+    def record_now(self) -> None:
+        """It is, when `bring` returns."""
 
     async def let_go(self, ino: int) -> bool:
         def fn(t: Transaction) -> bool:
@@ -200,6 +222,8 @@ class KeptCluster:
         if not node.host.alive:
             raise Unavailable(f"node {number} does not answer")
         with trio.move_on_after(deadline_s):
+            if node.is_stopped:
+                await trio.sleep_forever()
             if method == ADOPT:
                 return await node.copies.adopt(None, params)
             assert method == TAKE

@@ -11,6 +11,7 @@ from kvfs.base.errors import Busy, Unavailable
 from kvfs.node.tasks.copier import Copies
 from kvfs.node.tasks.replica_keeper import _ROUTINE_S
 from kvfs.policy import hot_files
+from tests.conftest import LONG
 from tests.unit.node.keeping_cluster import GIB, KeptCluster, until
 
 
@@ -97,7 +98,9 @@ def test_more_replicas_than_before_are_made_of_what_is_there() -> None:
         async with cluster.running():
             ino = cluster.write(kept, "a")
             await until(lambda: len(cluster.holders(ino)) == 2, 60)
-            cluster[1].seat.transact_now(lambda t: namespaces.set_policy(t, kept, replicas=2))
+            cluster[1].seat.transact_now(
+                lambda t: namespaces.set_policy(t, kept, now=0, replicas=2)
+            )
             await until(lambda: len(cluster.holders(ino)) == 3, 3 * _ROUTINE_S)
 
     run(main)
@@ -116,6 +119,23 @@ def test_a_drained_node_gives_all_away_and_says_so() -> None:
         assert not any(1 in cluster.holders(ino) for ino in inos + once)
         assert all(len(cluster.holders(ino)) == 2 for ino in inos)
         assert all(len(cluster.holders(ino)) == 1 for ino in once)
+
+    run(main)
+
+
+def test_nothing_goes_from_a_node_after_its_drain_was_stopped() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        kept = cluster.namespace("kept")
+        async with cluster.running():
+            inos = [cluster.write(kept, f"{number}") for number in range(40)]
+            cluster.drain(1)
+            await until(lambda: not all(1 in cluster.holders(ino) for ino in inos), 60)
+            cluster[1].host = cluster[1].host._replace(state="active")
+            here = [ino for ino in inos if 1 in cluster.holders(ino)]
+            await trio.sleep(300)
+            assert [ino for ino in inos if 1 in cluster.holders(ino)] == here
+            assert cluster[1].host.state == "active"
 
     run(main)
 
@@ -382,6 +402,29 @@ def test_a_close_waits_for_a_node_that_is_about_to_be_there() -> None:
     run(main)
 
 
+def test_a_close_beside_two_stopped_nodes_finds_the_third_and_later_ones_ask_it_first() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(4)
+        sync = cluster.namespace("sync", replicas=1, acknowledge="sync")
+        for number in (2, 4):
+            cluster[number].is_stopped = True
+        async with cluster.running():
+            began = trio.current_time()
+            for count in range(1, 9):
+                ino = cluster.write(sync, f"f{count}", size=1)
+                await cluster[1].acknowledging.acknowledge([ino])
+                assert cluster.holders(ino) == {1, 3}
+            assert trio.current_time() - began < 8, "each of them is waited for once"
+            for number in (2, 4):
+                cluster[number].is_stopped = False
+            await trio.sleep(11)
+            files = [cluster.write(sync, f"later{count}", size=1) for count in range(8)]
+            await cluster[1].acknowledging.acknowledge(files)
+            assert set.union(*map(cluster.holders, files)) == {1, 2, 4}, "in the other zone"
+
+    run(main)
+
+
 def test_a_close_on_a_node_without_a_lease_promises_nothing() -> None:
     async def main() -> None:
         cluster = KeptCluster(3)
@@ -480,7 +523,7 @@ class History:
         assert lacking or drained or not said, f"{said} are said to lack copies: {self.log}"
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(20 if LONG else 2))
 def test_whatever_becomes_of_nodes_copies_are_made_or_said_to_lack(number: int, seed: int) -> None:
     async def main() -> None:
         history = History(seed + number)

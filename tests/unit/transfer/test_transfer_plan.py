@@ -188,6 +188,18 @@ def test_who_sends_us_away_is_asked_again_when_the_others_are_out() -> None:
     assert nodes(sources.activate(0.0)) == [1]
 
 
+def test_who_sends_us_to_those_that_are_known_to_have_it_goes_on() -> None:
+    """They read it a moment ago: else one of three holders would give all of it."""
+    sources = Sources(at(1, 2, 3), 100, me=9)
+    first, second, third = sources.activate(0.0)
+    sources.redirected(first, at(3, 2))
+    sources.redirected(second, at(3))
+    assert sources.of(Standing.ACTIVE) == [first, second, third]
+    assert [each.insist for each in (first, second, third)] == [True, True, False]
+    sources.redirected(third, at(5, 2))
+    assert third.standing is Standing.RESERVE, "another one gets it just now"
+
+
 def test_who_sends_us_to_nobody_goes_on() -> None:
     sources = Sources(at(1), 100, me=9)
     (first,) = sources.activate(0.0)

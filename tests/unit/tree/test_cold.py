@@ -3,7 +3,7 @@
 import pytest
 
 from kvfs.meta.records import Flag
-from kvfs.policy import cold_demotion
+from kvfs.policy import eviction
 from kvfs.tree import lifecycle, tree
 from kvfs.tree.copies import cold_copies
 from kvfs.tree.copies.cold_copies import Object
@@ -13,11 +13,14 @@ CHECKSUM = b"c" * 16
 
 
 def publish(space: Space, ino: int, *, seal: bytes | None = CHECKSUM) -> None:
-    space.do(
-        lambda t: lifecycle.publish(
-            t, ino, size=9, blocks=8, mtime_ns=20, ctime_ns=20, boot=0, seal=seal
-        )
+    """A file was closed, and sealed where there is a checksum."""
+    closed = space.do(
+        lambda t: lifecycle.publish(t, ino, size=9, blocks=8, mtime_ns=20, ctime_ns=20, boot=0)
     )
+    if seal is not None:
+        content = {"version": closed.version, "size": 9, "blocks": 8}
+        times = {"mtime_ns": 20, "ctime_ns": 20}
+        assert space.do(lambda t: lifecycle.seal(t, ino, closed, checksum=seal, **content, **times))
 
 
 @pytest.fixture
@@ -96,9 +99,11 @@ def test_what_a_killed_process_was_sending_is_garbage(space: Space) -> None:
         publish(space, ino)
         sent.append(Object(ino, 0, CHECKSUM))
         assert space.do(lambda t: cold_copies.begin(t, sent[-1]))
-    after = space.do(lambda t: cold_copies.abandon(t, b"", 2))
+    left, after = space.do(lambda t: cold_copies.uploads(t, b"", 2))
+    space.do(lambda t: cold_copies.abandon(t, left))
     while after:
-        after = space.do(lambda t: cold_copies.abandon(t, after, 2))  # noqa: B023
+        left, after = space.do(lambda t: cold_copies.uploads(t, after, 2))  # noqa: B023
+        space.do(lambda t: cold_copies.abandon(t, left))  # noqa: B023
     assert garbage(space) == sent
 
 
@@ -111,5 +116,5 @@ def test_only_what_is_sealed_and_on_disk_is_sent(space: Space) -> None:
 
 def test_an_eviction_waits_while_half_of_the_headroom_is_free() -> None:
     capacity = 1 << 30  # a quarter of it is headroom
-    assert cold_demotion.may_wait(capacity * 7 // 8, capacity)
-    assert not cold_demotion.may_wait(capacity * 7 // 8 + 1, capacity)
+    assert eviction.may_wait_for_cold_tier(capacity * 7 // 8, capacity)
+    assert not eviction.may_wait_for_cold_tier(capacity * 7 // 8 + 1, capacity)

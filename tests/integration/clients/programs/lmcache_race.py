@@ -1,10 +1,11 @@
 """One of several LMCache processes that store the same keys, and load them, at the same time.
 
-    python lmcache_race.py DIRECTORY ROUNDS [--direct]
+    python lmcache_race.py DIRECTORY ROUNDS
 
 LMCache's temporary name follows from the key alone, so all of them write the same one. A store may
 fail (another has renamed the file away) and a load may miss; a load that succeeds must have the
-right bytes. Prints how many of each.
+right bytes. First in DIRECTORY/buffered, then with direct I/O in DIRECTORY/direct; prints how many
+of each.
 """
 
 import os
@@ -13,8 +14,7 @@ import sys
 from lmcache_example import Engine, digest, fs_adapter, object_key, settings
 
 
-def main() -> None:
-    directory, rounds, direct = sys.argv[1], int(sys.argv[2]), "--direct" in sys.argv
+def race(directory: str, rounds: int, *, direct: bool) -> None:
     engine, adapter = Engine(settings(directory, direct)), fs_adapter(directory, direct)
     chunk, into = engine.chunk(7), engine.empty()
     right = digest(chunk)
@@ -27,6 +27,12 @@ def main() -> None:
                 loaded += 1
                 assert digest(into) == right, f"round {n}: a chunk came back torn"
     print(f"{stored} stored, {loaded} loaded")
+
+
+def main() -> None:
+    directory, rounds = sys.argv[1], int(sys.argv[2])
+    race(f"{directory}/buffered", rounds, direct=False)
+    race(f"{directory}/direct", rounds, direct=True)
     sys.stdout.flush()
     os._exit(0)
 

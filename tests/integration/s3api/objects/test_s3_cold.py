@@ -1,9 +1,11 @@
 """The cold tier: a node whose cold files lie in the S3 API of another node."""
 
+import contextlib
 import errno
 import json
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +17,8 @@ import pytest
 from kvfs.base import control
 from kvfs.base.errors import Unavailable
 from kvfs.client import Client
+from kvfs.transfer.cold.endpoint import ColdPart, Endpoint
+from kvfs.transfer.cold.object_transfer import PART_BYTES, upload
 from tests.cluster.waiting import wait_until
 from tests.fault.proxy import Proxy, proxied
 from tests.integration.harness import Node, best_mode, kvfs
@@ -69,9 +73,20 @@ class Cold:
         return not list((self.node.store / "data").glob(f"???/{ino:016x}.*"))
 
     def away(self, name: str) -> list[Path]:
-        """Files of a namespace whose data are in the tier alone, once it is within its limit."""
+        """Files of a namespace whose data are in the tier alone, once it is within its limit and
+        the data files of all that it sent there are gone."""
         wait_until(lambda: self.used(name) <= CAPACITY * 3 // 4, "it is within its limit", LATEST_S)
-        return [path for path in (self.node.mount / name).iterdir() if self.is_away(path)]
+        paths = list((self.node.mount / name).iterdir())
+        wait_until(
+            lambda: self.here(paths) < CAPACITY * 3 // 4 + SIZE,
+            "what is not counted has no data file",
+            LATEST_S,
+        )
+        return [path for path in paths if self.is_away(path)]
+
+    def here(self, paths: list[Path]) -> int:
+        """Bytes of those that have data here."""
+        return sum(path.stat().st_size for path in paths if not self.is_away(path))
 
     def run(self, *arguments: str) -> str:
         done = kvfs(*arguments, "--store", str(self.node.store))
@@ -112,6 +127,13 @@ class Cold:
 
 @pytest.fixture(scope="module")
 def cold(s3: S3) -> Iterator[Cold]:
+    with new_cold(s3) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def new_cold(s3: S3) -> Iterator[Cold]:
+    """A node with a full cache and a full durable namespace, and a tier of its own."""
     bucket = s3.new_bucket()
     pair = s3.users["main"]
     with pytest.MonkeyPatch.context() as patch:
@@ -230,6 +252,40 @@ def test_a_kill_while_files_are_sent_loses_nothing(cold: Cold, seed: int) -> Non
         assert path.read_bytes() == data
 
 
+def test_uploads_that_did_not_end_are_found_with_their_age_and_ended(cold: Cold) -> None:
+    begin = cold.s3.client("main").create_multipart_upload
+    ids = [begin(Bucket=cold.bucket, Key=f"left/{key}")["UploadId"] for key in "ab"]
+    begin(Bucket=cold.bucket, Key="other/a")
+    endpoint = Endpoint(cold.bucket, cold.s3.endpoint)
+    found = list(endpoint.unfinished("left/"))
+    assert [(each.key, each.upload) for each in found] == [("left/a", ids[0]), ("left/b", ids[1])]
+    assert all(-2 < each.age_s < 3600 for each in found)
+    for each in (*found, *found):
+        endpoint.abort(each.key, each.upload)
+    assert list(endpoint.unfinished("left/")) == []
+    assert len(list(endpoint.unfinished("other/"))) == 1
+    endpoint.close()
+
+
+class Unheard(Endpoint):
+    """Asks for the end of an upload again, as where the first answer was lost, at a store that
+    knows nothing any more of one that has ended."""
+
+    def complete(self, key: str, upload: str, parts: list[ColdPart]) -> None:
+        super().complete(key, upload, parts)
+        super().complete(key, f"{upload[:-1]}{'0' if upload[-1] != '0' else '1'}", parts)
+
+
+def test_an_upload_that_was_made_and_not_heard_of_is_one(cold: Cold, tmp_path: Path) -> None:
+    data = os.urandom(PART_BYTES + MIB)
+    (tmp_path / "file").write_bytes(data)
+    with contextlib.closing(Unheard(cold.bucket, cold.s3.endpoint)) as endpoint:
+        with (tmp_path / "file").open("rb") as file:
+            upload(endpoint, "unheard", file.fileno(), len(data), lambda _: None)
+        assert cold.object("unheard") == data
+        assert list(endpoint.unfinished("unheard")) == []
+
+
 def test_a_tier_that_is_away_hangs_nobody(cold: Cold) -> None:
     (cached, *_), (durable, *_) = cold.away("cold-cache"), cold.away("cold-durable")
     cold.proxy.is_refusing = True
@@ -267,6 +323,38 @@ def test_what_is_removed_goes_there_too(cold: Cold) -> None:
     for path in list((cold.node.mount / "cold-cache").iterdir()):
         path.unlink()
     wait_until(lambda: not any(map(cold.has, inos)), "the tier has none of them", LATEST_S)
+
+
+def test_a_backup_names_what_the_tier_has(s3: S3, tmp_path: Path) -> None:
+    with new_cold(s3) as cold:  # whoever takes its tier over moves the objects as its own
+        takes_over(cold, str(tmp_path / "backups"))
+
+
+def takes_over(cold: Cold, place: str) -> None:
+    content = cold.content["cold-durable"]
+    away = len(cold.away("cold-durable"))
+    made = json.loads(cold.run("backup", "create", "--backup", place, "--json"))
+    assert made["left_out"] == 0
+    assert made["in_cold_tier"] >= away
+    assert made["files"] + made["in_cold_tier"] == len(content)
+    other = Node.make(best_mode())
+    try:
+        command = ("backup", "restore", "--backup", place, "--store", str(other.store))
+        done = kvfs(*command, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["in_cold_tier"] == made["in_cold_tier"]
+        other.up()
+        assert len(list((other.mount / "cold-durable").iterdir())) == made["files"]
+        other.down()
+        shutil.rmtree(other.store)
+        done = kvfs(*command, "--take-over")
+        assert done.returncode == 0, done.stderr
+        started(other, cold.bucket, cold.proxy)
+        for path, data in content.items():
+            assert (other.mount / path.relative_to(cold.node.mount)).read_bytes() == data
+    finally:
+        print(other.log[-5000:])
+        other.remove()
 
 
 def test_no_namespace_asks_for_a_tier_that_there_is_not(s3: S3) -> None:

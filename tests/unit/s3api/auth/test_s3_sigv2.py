@@ -212,3 +212,8 @@ def test_a_value_is_one_line(value: bytes) -> None:
     with pytest.raises(S3Error, match="InvalidArgument"):
         hoisted(query)
     assert code(("PUT", b"/b/k?" + query, [(b"host", b"h")])) == "InvalidArgument"
+
+
+def test_a_subresource_with_a_value_and_without_is_one_that_was_not_signed() -> None:
+    method, _, headers = signed("v2", path="/bucket/key?acl")
+    assert code((method, b"/bucket/key?acl&acl=x", headers)) == "SignatureDoesNotMatch"

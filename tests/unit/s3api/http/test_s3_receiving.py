@@ -130,7 +130,16 @@ async def receive(body: "Trickle | Pieces", fd: int, hashing: Any = None) -> Dig
         blocking=trio.to_thread.run_sync,
     )
     return await Receiver(cast("Call", call)).into(
-        cast("Any", SimpleNamespace(fd=fd, offset=0, fast_etag=False))
+        cast(
+            "Any",
+            SimpleNamespace(
+                fd=fd,
+                offset=0,
+                bucket=SimpleNamespace(etag="md5"),
+                part=0,
+                body=SimpleNamespace(fd=fd, offset=0),
+            ),
+        )
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from s3api.http.s3_errors import S3Error
 from s3api.model.routing import route, routes
 from s3api.model.service_model import service
-from s3api.model.table import SUPPORTED, markdown_table, operations_table
+from s3api.operations.documented import SUPPORTED, markdown_table, operations_table
 
 COPY = {b"x-amz-copy-source": b"b/k"}
 

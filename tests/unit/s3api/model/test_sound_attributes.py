@@ -15,7 +15,7 @@ from kvfs.objects.object_info import Facts
 from s3api.model.frequent_answers import object_headers
 from s3api.operations.answers import checksum_members, stored_headers
 from s3api.operations.object.get_object import part_sizes
-from s3api.operations.object.retention import lock_attributes, retention_of
+from s3api.operations.object.version_settings import lock_attributes, retention_of
 from s3api.rules import parts, tagging
 from s3api.rules.access import acl
 from s3api.rules.object_lock import ObjectLock, Retention

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from s3api.storage.batches import Together
+from s3api.storage.batches import Together, in_a_thread
 
 
 def _run(step: Callable[[Sequence[int]], Sequence[int | Exception]], *items: int) -> list[object]:
@@ -19,7 +19,7 @@ def _run(step: Callable[[Sequence[int]], Sequence[int | Exception]], *items: int
             got[item] = str(error)
 
     async def main() -> None:
-        together = Together(step)
+        together = Together(in_a_thread(step))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(together.run)
             async with trio.open_nursery() as asking:
@@ -68,7 +68,7 @@ def test_who_gives_up_leaves_the_others() -> None:
         return list(batch)
 
     async def main() -> None:
-        together = Together(step)
+        together = Together(in_a_thread(step))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(together.run)
             with trio.move_on_after(0.05):
@@ -91,7 +91,7 @@ def test_the_end_waits_for_what_is_under_way() -> None:
         return list(batch)
 
     async def main() -> None:
-        together = Together(step)
+        together = Together(in_a_thread(step))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(together.run)
             nursery.start_soon(together.do, 7)

@@ -1,0 +1,89 @@
+"""The registry of backing files of a mount that outlives its daemon: it enters in the mount's
+journal what the kernel is about to have, and removes what it has no more."""
+
+import contextlib
+
+from gateway.fuse.channel import device as dev
+from gateway.fuse.channel.backing_registry import BackingRegistry
+from gateway.fuse.files.open_file import Handle, OpenFile
+from gateway.holder.mount_journal import NOBODY, JournaledFile, MountJournal, asking
+
+_UNKNOWN: int = 4
+"""So many ids after the last that is known may be registered and not entered: a kill between the
+two."""
+
+
+class JournaledRegistry(BackingRegistry):
+    """Registers data files with the kernel, forgets them, and keeps the journal of both."""
+
+    def __init__(
+        self,
+        device: int,
+        passthrough: bool,
+        stack_depth: int,
+        direct_writes: bool,
+        journal: MountJournal,
+    ) -> None:
+        super().__init__(device, passthrough, stack_depth, direct_writes)
+        self._journal = journal
+        self._entries: dict[int, int] = {}
+        """The journal's entry of each backing id."""
+        self._handles: dict[int, int] = {}
+        """The journal's entry of each handle, by its number."""
+
+    def flags(self, handle: Handle) -> tuple[int, int]:
+        """Enters the handle, too: it is about to be the kernel's."""
+        before = handle.file.backing_id
+        answer = super().flags(handle)
+        file = handle.file
+        if file.backing_id != before:
+            self._entries[file.backing_id] = self._journal.registered(file.ino, file.backing_id)
+        owner = NOBODY if file.owner is None else file.owner
+        entry = self._journal.opened(
+            JournaledFile(file.ino, asking.get(), file.version, handle.flags, owner, handle.fh)
+        )
+        if entry >= 0:
+            self._handles[handle.fh] = entry
+        return answer
+
+    def again(self, handle: Handle) -> tuple[int, int]:
+        """Returns the flags for a reply that opens a handle which is entered already."""
+        return super().flags(handle)
+
+    def closed(self, file: OpenFile) -> None:
+        """Removes its registration from the journal, too."""
+        entry = self._entries.pop(file.backing_id, -1)
+        super().closed(file)
+        if entry >= 0:
+            self._journal.withdrawn(entry)
+
+    def handle_restored(self, fh: int, entry: int) -> None:
+        """Notes the journal's entry of a handle that the kernel has of an earlier daemon."""
+        self._handles[fh] = entry
+
+    def handle_released(self, fh: int) -> None:
+        """Removes a handle that is the kernel's no more."""
+        entry = self._handles.pop(fh, -1)
+        if entry >= 0:
+            self._journal.released(entry)
+
+    def go_on(self, kept: set[int]) -> dict[int, int]:
+        """Takes over what an earlier daemon registered, of the files `kept`; the kernel forgets the
+        rest. Returns the ids by inode."""
+        ids: dict[int, int] = {}
+        last = 0
+        for entry, ino, backing_id in list(self._journal.backings()):
+            last = max(last, backing_id)
+            if ino in kept and ino not in ids:
+                ids[ino] = backing_id
+                self._entries[backing_id] = entry
+            else:
+                self._forget(backing_id)
+                self._journal.withdrawn(entry)
+        for unknown in range(last + 1, last + 1 + _UNKNOWN):
+            self._forget(unknown)
+        return ids
+
+    def _forget(self, backing_id: int) -> None:
+        with contextlib.suppress(OSError):
+            dev.backing_close(self.device, backing_id)

@@ -1,0 +1,280 @@
+"""The journal of a mount that outlives its daemon: what the kernel knows and only the daemon knew.
+
+A memory file (memfd) that the holder keeps. The daemon changes it in place, so that a SIGKILL
+leaves it as the kernel has it; a power cut takes it with the mount. An entry counts once its last
+word is written.
+
+| entry | written | removed |
+|---|---|---|
+| an open file, under its handle's number | before the reply to OPEN or CREATE | by RELEASE |
+| a backing file, under its id | when it is registered | when it is withdrawn |
+| an open directory, and the page that was asked for last | before each reply | by RELEASEDIR |
+| the inode that a request makes, names or removes | before its commit | by the next one |
+
+The next daemon tells by the last one whether a request that comes again (FUSE_NOTIFY_RESEND) was
+done. One is enough: between a request's commit and its reply the daemon does nothing else. Notes of
+daemons before are kept beside it, since a request that was done may wait through several deaths.
+
+Numbers of handles are never used twice, so a RELEASE that comes again finds its own handle or none.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvfs.base.errors import NotSupported
+
+VERSION: Final = 1
+"""The version of the layout."""
+_HEADER: Final = struct.Struct("<IIIIII")
+"""Version; generation; length of the description; how many entries of each table were ever used:
+files, backings, directories."""
+_WORDS: Final = (1, 3, 4, 5)
+_ABOUT_AT: Final = 64
+_ABOUT_MOST: Final = 3072
+_NOTE: Final = struct.Struct("<QQ")
+"""Inode, number of the request."""
+_NOTE_AT: Final = 3200
+_FORMER_AT: Final = 3328
+_FORMERS: Final = 32
+_TABLES_AT: Final = 4096
+_FILE: Final = struct.Struct("<QQIIQQ")
+"""Inode, number of the request that opened it, version, flags of the open, owner (all ones: none),
+handle."""
+_BACKING: Final = struct.Struct("<QQ")
+"""Inode, id."""
+_DIRECTORY: Final = struct.Struct("<QQQQHxxxxxx")
+"""Inode, request, number of the page's first name, sum of its names, length of the key before it;
+the key follows, the handle stands in the last word."""
+_DIRECTORY_BYTES: Final = 512
+_KEY_MOST: Final = _DIRECTORY_BYTES - _DIRECTORY.size - 8
+_MOST: Final = (1 << 20, 1 << 20, 1 << 14)
+_SIZES: Final = (_FILE.size, _BACKING.size, _DIRECTORY_BYTES)
+_HANDLE: Final = struct.Struct("<Q")
+_GENERATION_SHIFT: Final = 40
+"""A daemon gives out fewer handles than that, however long it runs."""
+NOBODY: Final = (1 << 64) - 1
+_AT: Final = (
+    _TABLES_AT,
+    _TABLES_AT + _MOST[0] * _SIZES[0],
+    _TABLES_AT + _MOST[0] * _SIZES[0] + _MOST[1] * _SIZES[1],
+)
+_SIZE: Final = _AT[2] + _MOST[2] * _SIZES[2]
+_OF_HOLDER: Final = 3848
+"""From here to the tables the holder keeps its own."""
+assert _FORMER_AT + _FORMERS * _NOTE.size <= _OF_HOLDER < _TABLES_AT
+assert _ABOUT_AT + _ABOUT_MOST <= _NOTE_AT
+
+asking: Final[ContextVar[int]] = ContextVar("asking", default=0)
+"""The number of the kernel's request that is served; a task has the one that it began with."""
+
+
+class JournaledFile(NamedTuple):
+    """An open file as the kernel has it."""
+
+    ino: int
+    request: int
+    version: int
+    flags: int
+    owner: int
+    fh: int
+
+
+class JournaledDirectory(NamedTuple):
+    """An open directory as the kernel has it, and the page of its listing asked for last."""
+
+    ino: int
+    request: int
+    first: int
+    sum: int
+    after: bytes
+    fh: int
+
+
+class _Slots:
+    """The entries of one table: which are free."""
+
+    def __init__(self, words: memoryview, word: int, most: int) -> None:
+        self._words = words
+        self._word = word
+        self._most = most
+        self._free: list[int] = []
+
+    def take(self) -> int:
+        """Returns the number of a free entry; -1: there is none."""
+        if self._free:
+            return self._free.pop()
+        used: int = self._words[self._word]
+        if used == self._most:
+            return -1
+        self._words[self._word] = used + 1
+        return used
+
+    def give(self, number: int) -> None:
+        self._free.append(number)
+
+
+class MountJournal:
+    """The journal by one process. Used from the event loop."""
+
+    def __init__(self, fd: int) -> None:
+        """Opens what `made` or an earlier daemon left at `fd`, which it takes. Raises NotSupported
+        for another layout."""
+        self.fd = fd
+        if os.fstat(fd).st_size != _SIZE:
+            raise NotSupported("the mount was kept by another version")
+        self._map = mmap.mmap(fd, _SIZE)
+        self._words = memoryview(self._map)[: _ABOUT_AT // 4 * 4].cast("I")
+        if self._words[0] != VERSION:
+            raise NotSupported("the mount was kept by another version")
+        self._files, self._backings, self._directories = (
+            _Slots(self._words, word, most) for word, most in zip(_WORDS[1:], _MOST, strict=True)
+        )
+
+    @classmethod
+    def made(cls) -> "MountJournal":
+        """Makes an empty one. Raises OSError."""
+        fd = os.memfd_create("kvfs-mount", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _SIZE)
+        os.pwrite(fd, _HEADER.pack(VERSION, 0, 0, 0, 0, 0), 0)
+        return cls(fd)
+
+    def close(self) -> None:
+        """Gives it up; what is in it stays with the holder."""
+        self._words.release()
+        self._map.close()
+        os.close(self.fd)
+
+    # ---- the mount itself
+
+    def describe(self, about: msgspec.Struct) -> None:
+        """Keeps what the kernel agreed on with the daemon."""
+        packed = msgspec.msgpack.encode(about)
+        if len(packed) > _ABOUT_MOST:
+            raise NotSupported("the description of the mount is too long to be kept")
+        self._map[_ABOUT_AT : _ABOUT_AT + len(packed)] = packed
+        self._words[2] = len(packed)
+
+    def about(self) -> bytes:
+        """Returns that description, packed; empty: the mount never came to be."""
+        return self._map[_ABOUT_AT : _ABOUT_AT + self._words[2]]
+
+    @property
+    def generation(self) -> int:
+        """The number of daemons before this one; the holder counts them."""
+        return int(self._words[1])
+
+    def first_handle(self) -> int:
+        """Begins the numbers of handles of a daemon: all that it gives out come after this one."""
+        return (self.generation << _GENERATION_SHIFT) + 1
+
+    # ---- open files
+
+    def opened(self, file: JournaledFile) -> int:
+        """Enters a file; returns its entry's number, -1 if there is no room."""
+        number = self._files.take()
+        if number >= 0:
+            _FILE.pack_into(self._map, _AT[0] + number * _FILE.size, *file)
+        return number
+
+    def released(self, number: int) -> None:
+        """Removes a file."""
+        _HANDLE.pack_into(self._map, _AT[0] + (number + 1) * _FILE.size - _HANDLE.size, 0)
+        self._files.give(number)
+
+    def registered(self, ino: int, backing_id: int) -> int:
+        """Enters a backing file; returns its entry's number, -1 if there is no room."""
+        number = self._backings.take()
+        if number >= 0:
+            _BACKING.pack_into(self._map, _AT[1] + number * _BACKING.size, ino, backing_id)
+        return number
+
+    def withdrawn(self, number: int) -> None:
+        """Removes a backing file."""
+        _HANDLE.pack_into(self._map, _AT[1] + (number + 1) * _BACKING.size - _HANDLE.size, 0)
+        self._backings.give(number)
+
+    # ---- open directories
+
+    def listed(self, number: int, directory: JournaledDirectory) -> int:
+        """Enters a directory (`number` -1), or what is asked of it now; returns its entry's number,
+        -1 if there is no room."""
+        if number < 0:
+            number = self._directories.take()
+        if number < 0 or len(directory.after) > _KEY_MOST:
+            return number
+        start = _AT[2] + number * _DIRECTORY_BYTES
+        last = start + _DIRECTORY_BYTES - _HANDLE.size
+        _HANDLE.pack_into(self._map, last, 0)
+        ino, request, first, total, after, fh = directory
+        _DIRECTORY.pack_into(self._map, start, ino, request, first, total, len(after))
+        key = start + _DIRECTORY.size
+        self._map[key : key + len(after)] = after
+        _HANDLE.pack_into(self._map, last, fh)
+        return number
+
+    def unlisted(self, number: int) -> None:
+        """Removes a directory."""
+        last = _AT[2] + (number + 1) * _DIRECTORY_BYTES - _HANDLE.size
+        _HANDLE.pack_into(self._map, last, 0)
+        self._directories.give(number)
+
+    # ---- requests
+
+    def note(self, ino: int) -> None:
+        """Notes, before the commit of the request that is served, the inode it is about."""
+        _NOTE.pack_into(self._map, _NOTE_AT, ino, asking.get())
+
+    # ---- for the next daemon
+
+    def take_over(self) -> None:
+        """Begins with what daemons before left: to be called once, before anything is entered."""
+        ino, request = _NOTE.unpack_from(self._map, _NOTE_AT)
+        at = _FORMER_AT + self.generation % _FORMERS * _NOTE.size
+        _NOTE.pack_into(self._map, at, ino, request)
+
+    def notes(self) -> dict[int, int]:
+        """Returns the inodes that requests of daemons before were about, by request."""
+        end = _FORMER_AT + _FORMERS * _NOTE.size
+        return {
+            request: ino for ino, request in _NOTE.iter_unpack(self._map[_FORMER_AT:end]) if request
+        }
+
+    def files(self) -> Iterator[tuple[int, JournaledFile]]:
+        """Yields each open file with its entry's number; entries without one become free."""
+        for number, found in enumerate(_FILE.iter_unpack(self._used(0))):
+            file = JournaledFile(*found)
+            if file.fh:
+                yield number, file
+            else:
+                self._files.give(number)
+
+    def backings(self) -> Iterator[tuple[int, int, int]]:
+        """Yields (entry's number, inode, id) of each backing file."""
+        for number, (ino, backing_id) in enumerate(_BACKING.iter_unpack(self._used(1))):
+            if backing_id:
+                yield number, ino, backing_id
+            else:
+                self._backings.give(number)
+
+    def directories(self) -> Iterator[tuple[int, JournaledDirectory]]:
+        """Yields each open directory with its entry's number."""
+        packed = self._used(2)
+        for number, start in enumerate(range(0, len(packed), _DIRECTORY_BYTES)):
+            (fh,) = _HANDLE.unpack_from(packed, start + _DIRECTORY_BYTES - _HANDLE.size)
+            if not fh:
+                self._directories.give(number)
+                continue
+            ino, request, first, total, length = _DIRECTORY.unpack_from(packed, start)
+            key = start + _DIRECTORY.size
+            after = packed[key : key + length]
+            yield number, JournaledDirectory(ino, request, first, total, after, fh)
+
+    def _used(self, table: int) -> bytes:
+        used: int = self._words[_WORDS[table + 1]]
+        return self._map[_AT[table] : _AT[table] + used * _SIZES[table]]

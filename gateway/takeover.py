@@ -1,0 +1,116 @@
+"""Whether a node's mount outlives its daemon, and the mount that outlived the daemon before."""
+
+import logging
+import os
+
+import msgspec
+
+from gateway.fuse import mount
+from gateway.fuse.channel import device, mode_probe
+from gateway.fuse.mount import Agreement, Outliving
+from gateway.holder import claim, holder_process
+from gateway.holder.claim import KeptMount
+from gateway.holder.holding import HandOver
+from gateway.holder.mount_journal import NOBODY
+from gateway.node_start import Start
+from kvfs.base.config import Config
+from kvfs.base.errors import NotFound
+from kvfs.datastore.layout import Store
+from kvfs.node.survivors import SurvivingHandle, Survivors
+
+log = logging.getLogger(__name__)
+
+
+def obstacle(config: Config) -> str:
+    """Returns why this node's mount cannot outlive its daemon, though its settings ask for that;
+    empty: it can."""
+    found = mode_probe.takeover()
+    if not found.available:
+        return found.reason
+    for name, is_set in (
+        ("engine", bool(config.engine)),
+        ("cold", bool(config.cold)),
+        ("nfs", config.nfs != "off"),
+        ("mode libfuse", config.mode == "libfuse"),
+    ):
+        if is_set:
+            return f"a node with the setting {name} cannot go on with the mount of another"
+    return ""
+
+
+class Takeover:
+    """The part of one daemon in handing mounts on."""
+
+    def __init__(self, config: Config, start: Start) -> None:
+        self._config = config
+        self._start = start
+        self._taken: KeptMount | None = None
+        self.hand_over = HandOver()
+        self.is_wanted = config.takeover_s > 0
+        why = obstacle(config) if self.is_wanted else ""
+        if why:
+            log.warning("the mount ends with this daemon, in spite of takeover_s: %s", why)
+            self.is_wanted = False
+
+    def inherit(self, store: Store) -> Survivors | None:
+        """Takes the mount that the daemon before left; returns what programs have open by it. One
+        that this node cannot go on with is ended. Raises NotFound if there must be one."""
+        taken = claim.take(store.run)
+        if taken is None:
+            if self._start.takes_over:
+                raise NotFound(f"no mount of the store {store.root} waits for another daemon")
+            return None
+        why = self._why_not(taken)
+        if why:
+            log.warning("the mount of the node before cannot be gone on with: %s", why)
+            taken.journal.close()
+            os.close(taken.device)
+            os.close(taken.holder)
+            claim.give_up(store.run)
+            if self._start.takes_over:
+                raise NotFound(f"the mount of the store {store.root} cannot be gone on with: {why}")
+            return None
+        self._taken = taken
+        taken.journal.take_over()
+        return _survivors(taken)
+
+    def _why_not(self, taken: KeptMount) -> str:
+        if not self.is_wanted or not self._start.mounted:
+            return "this one has no mount that outlives its daemon"
+        try:
+            agreed = msgspec.msgpack.decode(taken.journal.about(), type=Agreement)
+        except msgspec.MsgspecError:
+            return "it was not served yet, or by another version"
+        wanted = mount.options(self._config, self._config.mount, agreed.options.hides)
+        if wanted != agreed.options:
+            return "the settings of the mount are others now"
+        where = agreed.options.mountpoint
+        has_gone = holder_process.has_gone(taken.device) or not device.is_ours(where)
+        return "it was unmounted" if has_gone else ""
+
+    def outliving(self) -> Outliving | None:
+        """Returns how the next mount of this node is made, or gone on with; None: it ends with its
+        daemon."""
+        if not self.is_wanted:
+            return None
+        taken, self._taken = self._taken, None
+        config = self._config
+        return Outliving(
+            config.store / "run", config.takeover_s, self._start.successor, self.hand_over, taken
+        )
+
+
+def _survivors(taken: KeptMount) -> Survivors:
+    handles = [
+        SurvivingHandle(
+            each.fh,
+            each.ino,
+            each.version,
+            each.flags,
+            None if each.owner == NOBODY else each.owner,
+            each.request,
+            entry,
+        )
+        for entry, each in taken.journal.files()
+    ]
+    return Survivors(handles, list(taken.journal.notes().values()))

@@ -1,0 +1,1 @@
+"""Namespaces with shards of their own in a Redis cluster: a log each."""

@@ -1,0 +1,1 @@
+"""Eviction: what goes to make space, and what is kept of it elsewhere before."""

@@ -1,0 +1,107 @@
+"""The journal of a mount that outlives its daemon, as the next daemon finds it."""
+
+import os
+
+import msgspec
+import pytest
+
+from gateway import takeover
+from gateway.fuse.channel import device, mode_probe
+from gateway.holder.mount_journal import JournaledDirectory, JournaledFile, MountJournal, asking
+from gateway.node_start import HAND_OVER, TAKE_OVER, Successor
+from kvfs.base.config import Config
+from kvfs.base.errors import NotSupported
+
+
+class _About(msgspec.Struct):
+    name: str
+
+
+def _reopened(journal: MountJournal) -> MountJournal:
+    """The journal as another process has it."""
+    return MountJournal(os.dup(journal.fd))
+
+
+def test_what_is_open_is_found_and_what_was_closed_is_not() -> None:
+    journal = MountJournal.made()
+    files = [JournaledFile(ino, 7, 1, os.O_RDWR, 0, 100 + ino) for ino in range(1, 5)]
+    entries = [journal.opened(each) for each in files]
+    journal.released(entries[1])
+    first, second = journal.registered(1, 11), journal.registered(2, 12)
+    journal.withdrawn(first)
+    directory = JournaledDirectory(9, 8, 512, (1 << 64) - 1, b"key", 77)
+    entry = journal.listed(-1, directory)
+    journal.listed(entry, directory._replace(first=1024, after=b"later"))
+
+    found = _reopened(journal)
+    assert dict(found.files()) == {entries[i]: files[i] for i in (0, 2, 3)}
+    assert list(found.backings()) == [(second, 2, 12)]
+    assert dict(found.directories()) == {entry: directory._replace(first=1024, after=b"later")}
+    # Entries that were free are taken again before new ones.
+    assert found.opened(files[1]) == entries[1]
+    assert found.registered(5, 13) == first
+    assert len(dict(_reopened(found).files())) == 4
+
+
+def test_a_journal_has_room_for_very_many_and_says_when_it_is_full() -> None:
+    journal = MountJournal.made()
+    for number in range(1 << 14):
+        assert journal.listed(-1, JournaledDirectory(1, 1, 0, 0, b"", number + 1)) == number
+    assert journal.listed(-1, JournaledDirectory(1, 1, 0, 0, b"", 1 << 20)) == -1
+    assert len(list(_reopened(journal).directories())) == 1 << 14
+
+
+def test_notes_of_all_daemons_before_are_kept() -> None:
+    journal = MountJournal.made()
+    for generation, request in enumerate((40, 50, 60)):
+        asking.set(request)
+        journal.note(1000 + request)
+        os.pwrite(journal.fd, (generation + 1).to_bytes(4, "little"), 4)  # as the holder does
+        journal = _reopened(journal)
+        journal.take_over()
+    assert journal.notes() == {40: 1040, 50: 1050, 60: 1060}
+    assert journal.first_handle() > 3 << 40
+
+
+def test_a_journal_of_another_version_is_refused() -> None:
+    journal = MountJournal.made()
+    journal.describe(_About("mount"))
+    assert msgspec.msgpack.decode(_reopened(journal).about(), type=_About) == _About("mount")
+    os.pwrite(journal.fd, b"\x7f", 0)
+    with pytest.raises(NotSupported):
+        _reopened(journal)
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        (Config(engine="redis://host"), "engine"),
+        (Config(cold="s3://bucket/prefix"), "cold"),
+        (Config(nfs="auto"), "nfs"),
+        (Config(mode="libfuse"), "libfuse"),
+    ],
+)
+def test_a_node_whose_mount_ends_with_it_says_why(
+    monkeypatch: pytest.MonkeyPatch, config: Config, word: str
+) -> None:
+    monkeypatch.setattr(mode_probe, "kernel_version", lambda: (6, 18, 3))
+    monkeypatch.setattr(device, "reaches_connections", lambda: True)
+    assert takeover.obstacle(Config()) == ""
+    assert word in takeover.obstacle(config)
+
+
+def test_a_kernel_or_a_container_without_the_means_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "reaches_connections", lambda: True)
+    monkeypatch.setattr(mode_probe, "kernel_version", lambda: (6, 15, 9))
+    assert "6.15" in takeover.obstacle(Config())
+    assert mode_probe.takeover().remedy
+    monkeypatch.setattr(mode_probe, "kernel_version", lambda: (6, 16, 0))
+    assert takeover.obstacle(Config()) == ""
+    monkeypatch.setattr(device, "reaches_connections", lambda: False)
+    assert "list of connections" in takeover.obstacle(Config())
+
+
+def test_the_next_daemon_has_the_arguments_of_this_one() -> None:
+    words = ("up", "--daemon", "--store", "s", "--replace", TAKE_OVER, HAND_OVER)
+    command = Successor(words, "/somewhere").command()
+    assert command[-5:] == ["up", "--daemon", "--store", "s", TAKE_OVER]
