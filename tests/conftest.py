@@ -15,6 +15,8 @@ ROOT = TESTS.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from tests.hanging import Hanging  # noqa: E402  (importable since the line above)
+
 # Tests send these signals to what they start, which would ignore them too, as in the background of
 # a shell or under nohup.
 _AS_A_TERMINAL: dict[int, Any] = {
@@ -87,6 +89,10 @@ work alone at the end. All others follow."""
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Hanging(config))
 
 
 def pytest_report_header() -> str:
