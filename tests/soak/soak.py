@@ -132,9 +132,9 @@ class Soak:
                 campaign.look_at_all()
                 campaign.check_cache(_BOUND_S)
         except Exception as error:
-            self.result.complaints.append(
-                f"round {self.result.rounds}, seed {seed}: {error!r}"[:2_000]
-            )
+            what = f"round {self.result.rounds}, seed {seed}: {type(error).__name__}"
+            self._say(f"{what}: {error}")
+            self.result.complaints.append(f"{what}: {error}"[:2_000])
         self.result.rounds += 1
         self.result.operations += len(campaign.history.events)
         self.disturbances += campaign.disturbances
