@@ -44,6 +44,7 @@ COMMANDS: Final = {
     "rebuild": "cli.commands.upkeep.rebuild",
     "engine": "cli.commands.upkeep.engine",
     "backup": "cli.commands.upkeep.backup",
+    "upgrade": "cli.commands.upkeep.upgrade",
     "support-bundle": "cli.commands.upkeep.support_bundle",
     "completion": "cli.commands.admin.completion",
 }

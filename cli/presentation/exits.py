@@ -57,7 +57,7 @@ _OTHER_REFUSAL: Final = 7
 HELP: Final = """\b
 Exit codes:
   0    done
-  1    fsck found problems that it did not repair
+  1    fsck found problems that it did not repair, or upgrade --check something that hinders it
   2    wrong usage, setting or argument; not supported
   3    no such file, namespace or store
   4    in the way: exists, not empty, in use, wrong type

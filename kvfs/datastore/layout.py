@@ -43,6 +43,7 @@ from kvfs.base.errors import (
     KvfsError,
     NoSpace,
     NotFound,
+    NotSupported,
     ReadOnly,
     Unavailable,
 )
@@ -164,7 +165,8 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 def open_store(path: Path) -> Store:
     """Returns the store in `path`. Raises NotFound, AccessDenied (the caller may not enter it, or
-    somebody else could change it), Invalid (another program's directory), Corrupt."""
+    somebody else could change it), Invalid (another program's directory), NotSupported (another
+    format), Corrupt."""
     root = path.absolute()
     try:
         _require_ours(root)
@@ -184,7 +186,7 @@ def open_store(path: Path) -> Store:
             "another directory with --store"
         ) from None
     if identity.format != FORMAT:
-        raise Invalid(
+        raise NotSupported(
             f"the store {root} has format {identity.format}, this version of KVFS knows {FORMAT}: "
             "use the version that made it"
         )

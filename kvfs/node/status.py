@@ -8,7 +8,7 @@ from typing import Any, Final
 import trio
 
 from kvfs.base import priority
-from kvfs.base.version import VERSION
+from kvfs.base.version import PROTOCOL, VERSION
 from kvfs.datastore import file_sync
 from kvfs.datastore.kernel.filesystem_probe import filesystem_type
 from kvfs.meta import schema
@@ -33,6 +33,7 @@ async def status_of(node: Node) -> dict[str, Any]:
     )
     return {
         "version": VERSION,
+        "protocol": PROTOCOL,
         "pid": os.getpid(),
         "start_s": node.ready_after_s,
         "uptime_s": time.monotonic() - node.started,

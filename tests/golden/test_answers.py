@@ -30,7 +30,7 @@ _MODEL: Final = "models/tiny.safetensors"
 RUNNING: Final = (
     *("status", "doctor", "ls /models", f"stat {_BLOCK} /models /models/link", f"where {_BLOCK}"),
     *(f"backing {_BLOCK} --for 0", f"model inspect /{_MODEL} --ranks 2"),
-    *("namespace list", "namespace show team", "nfs list", "config"),
+    *("namespace list", "namespace show team", "nfs list", "config", "upgrade --check"),
     *("s3 user add new", "s3 user list", "s3 user rotate new"),
 )
 """Of a lone node that runs; in this order."""

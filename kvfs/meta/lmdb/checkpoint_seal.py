@@ -42,6 +42,15 @@ def find_damage(path: Path) -> str | None:
         os.close(fd)
 
 
+def check_version(path: Path) -> None:
+    """Reads the seal alone. Raises NotSupported if a later version took the base, OSError."""
+    with path.open("rb") as file:
+        pages = os.fstat(file.fileno()).st_size - _SEAL.size
+        if _is_sealed(pages + _SEAL.size):
+            magic, _, _ = _SEAL.unpack(os.pread(file.fileno(), _SEAL.size, pages))
+            refuse_later(path, _MAGIC, magic)
+
+
 def pages_bytes(path: Path) -> int:
     """Returns the length of a base without its seal."""
     size = path.stat().st_size

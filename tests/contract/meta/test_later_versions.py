@@ -1,6 +1,8 @@
 """What a later version of KVFS wrote is refused with the remedy, and left as it is: it is not
 damaged, though nothing here can read it."""
 
+import contextlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +54,36 @@ def test_an_engine_that_a_later_version_used_last(store: Store) -> None:
     with pytest.raises(NotSupported, match="state is of a later version"):
         EmbeddedEngine(store.meta, readonly=True)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["format", "schema", "state", "base", "journal"])
+def test_an_upgrade_to_this_program_is_hindered(store: Store, what: str) -> None:
+    """By whichever of the store's files, and nothing of them changes."""
+    if what == "format":
+        mark = store.root / "format"
+        mark.write_bytes(mark.read_bytes().replace(b'"format":1', b'"format":2'))
+    elif what == "schema":
+        with contextlib.closing(EmbeddedEngine(store.meta)) as engine:
+            engine.transact_now(lambda t: t.put(keys.VERSION, b"%d" % (keys.SCHEMA + 1)))
+    else:
+        (path,) = store.meta.glob("state" if what == "state" else f"{what}.*")
+        as_later(path, at=-32 if what == "base" else 0)
+    before = contents_of(store)
+    done = kvfs("upgrade", "--check", "--json", "--store", str(store.root))
+    assert done.returncode == 1, done
+    found = json.loads(done.stdout)
+    assert not found["ready"]
+    told = {each["name"]: each for each in found["findings"]}
+    refused = told["store" if what == "format" else "metadata"]
+    assert refused["state"] == "stop"
+    assert "use the version that made" in refused["reason"]
+    assert contents_of(store) == before
+
+
+def contents_of(store: Store) -> dict[str, bytes]:
+    """Of all files, but for the slots of LMDB's readers."""
+    found = (path for path in store.root.rglob("*") if path.is_file() and path.name != "lock.mdb")
+    return {str(path): path.read_bytes() for path in found}
 
 
 def damaged(meta: Path) -> None:

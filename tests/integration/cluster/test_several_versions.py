@@ -2,12 +2,14 @@
 checkout of it; one of the next is this program with the numbers of its protocols one higher."""
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,10 +150,15 @@ def test_a_store_is_upgraded_at_its_first_start_and_the_version_before_refuses_i
     try:
         start(node)
         (node.mount / "models" / "a").write_bytes(b"written before")
+        foretold = foretelling(node)
+        assert (foretold["conversion"], foretold["way_back"]) == ("first start", "closed")
+        assert foretold["pause"] == "ends"
         node.down()
+        assert foretelling(node)["pause"] == "none"
         node.inside = ()
         node.up()
         assert node.status()["engine"]["is_upgraded"]
+        assert foretelling(node)["conversion"] == "none"
         assert (node.mount / "models" / "a").read_bytes() == b"written before"
         (node.mount / "models" / "b").write_bytes(b"written after")
         node.down()
@@ -223,6 +230,9 @@ def test_a_cluster_is_upgraded_node_by_node_and_back_while_it_is_written_to(
 ) -> None:
     with several(0) as cluster:
         one, two = cluster.add(inside=former), cluster.add(inside=former)
+        foretold = foretelling(one, cluster)
+        assert (foretold["nodes_before"], foretold["nodes_first"]) == ([1, 2], [])
+        assert foretold["way_back"] == "until finish-upgrade"
         with writing(two):
             for version in ((), former, ()):
                 restart(one, version)
@@ -233,6 +243,7 @@ def test_a_cluster_is_upgraded_node_by_node_and_back_while_it_is_written_to(
             done = finish_upgrade(one)
             assert done.returncode == 4, done
             assert "of an earlier version of KVFS: node 2 (n2). Start each" in done.stderr
+            assert foretelling(one, cluster)["nodes_before"] == [2]
         assert keeps_order(cluster), "the version before reads keys in their order"
         with writing(one):
             restart(two, ())
@@ -245,6 +256,8 @@ def test_a_cluster_is_upgraded_node_by_node_and_back_while_it_is_written_to(
             with pytest.raises(AssertionError, match="start the program anew, with this one"):
                 said("put /models/by-a-former-client")
         assert not keeps_order(cluster)
+        foretold = foretelling(one, cluster)
+        assert (foretold["conversion"], foretold["way_back"]) == ("none", "open")
         assert finish_upgrade(one).stdout == "the metadata have the form of this version already\n"
         one.down()
         one.inside = former
@@ -282,6 +295,15 @@ def keeps_order(cluster: Several) -> bool:
     values, names = cluster.server.call("EVAL", counts, 2, "{kvfs:0}h", "{kvfs:0}z")
     assert names in (0, 1, values)
     return bool(names > 1)
+
+
+def foretelling(node: Node, cluster: Several | None = None) -> dict[str, Any]:
+    """The course of an upgrade to this program, as it says itself; nothing hinders it."""
+    engine = ("--engine", cluster.url) if cluster is not None else ()
+    done = kvfs("upgrade", "--check", "--json", "--store", str(node.store), *engine)
+    assert done.returncode == 0, done
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def restart(node: Node, inside: tuple[str, ...]) -> None:
