@@ -18,6 +18,7 @@ from kvfs.node.tasks.eviction.evictor import Evictor
 from kvfs.node.tasks.sealer import Sealer
 from kvfs.transfer.transfers import Transfers
 from kvfs.tree.changes import Change
+from kvfs.tree.copies import placements
 from kvfs.tree.copies.told_names import AskedPage, Detail, ToldPage
 from kvfs.tree.inodes import read_inodes
 from kvfs.vfs.inode_holders import Holders
@@ -95,9 +96,9 @@ class LocalPort:
             await self._tell_mounts(changes)
         if dropped:
             await self._drop(dropped)
-        inodes = await self._engine.read(lambda t: read_inodes(t, published))
-        for ino, inode in zip(published, inodes, strict=True):
-            if inode is not None:
+        here = await self._engine.read(lambda t: placements.read_here(t, published))
+        for ino, inode in zip(published, here, strict=True):
+            if inode is not None:  # else it was replaced or removed since, here or elsewhere
                 self._sealer.published(ino, inode.version, inode.blocks)
 
     async def room(self, namespace_id: int, size: int) -> SpaceGrant:

@@ -245,7 +245,7 @@ class Recovery:
             if not inode.flags & Flag.ASSEMBLY and not self._is_sound(ino, inode):
                 record = partial(_publish, each)
                 with contextlib.suppress(Overtaken):
-                    await publish_anew(self._engine, self._files, ino, inode.version, record)
+                    await publish_anew(self._engine, self._files, ino, inode.version, record, set())
 
     async def _judge_present(self, inos: list[int]) -> None:
         """Checks, after a power cut, whether each record has its data file."""

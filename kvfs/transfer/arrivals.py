@@ -12,7 +12,9 @@ has its checksums and its space on disk from step 3 on.
 
 Invariants
 - What has the name of a data file was verified against the record, where the record had a checksum.
-- A data file that came stays until the record says so: others may count on it by then.
+- A data file that came stays until the record says so: others may count on it by then. One that
+  went all the same is not recorded: the transaction that would looks whether it is there.
+- None gets its name while a former one of that name is dropped (`Holders.dropping`).
 """
 
 import logging
@@ -99,8 +101,8 @@ class Arrivals:
         self._hurry.set()
 
     def name(self, transfer: Transfer, inode: Inode, sums: bytes) -> None:
-        """Takes step 2 for a file whose chunks have these checksums. Raises Corrupt if they are not
-        the record's, OSError."""
+        """Takes step 2 for a file whose chunks have these checksums, of which none is dropped now.
+        Raises Corrupt if they are not the record's, OSError."""
         ino, version = transfer.wanted.ino, transfer.wanted.version
         if inode.flags & Flag.SEALED and combine(sums) != inode.checksum:
             raise Corrupt(f"{os.fsdecode(inode.name)}: what came does not match its checksum")
@@ -119,7 +121,8 @@ class Arrivals:
 
     async def _hold_batch(self) -> None:
         """Takes steps 3 and 4 for some files."""
-        names = list(islice(self._unheld, _BATCH))
+        taken = dict(islice(self._unheld.items(), _BATCH))
+        names = list(taken)
         described = await self._engine.read(lambda t: [_describe(t, *name) for name in names])
 
         def settle() -> list[_Settled]:
@@ -129,13 +132,22 @@ class Arrivals:
         settled = await trio.to_thread.run_sync(settle)
         # One that others replaced meanwhile is gone, and stays so in the index.
         settled = [each for each in settled if self._files.has(*each[:2])]
-        sums = self._unheld
-        self._index.store(Sealed(*each[:2], sums[each[:2]], each.blocks) for each in settled)
-        outdated = await transact_each(self._engine, settled, _inode_of, _hold)
-        for name in names:
-            del self._unheld[name]
-            self._holders.recorded(name[0])
+        self._index.store(Sealed(*each[:2], taken[each[:2]], each.blocks) for each in settled)
+
+        def hold(t: Transaction, settled: list[_Settled]) -> list[Name]:
+            return _hold(t, [each for each in settled if self._is_here(each)])
+
+        outdated = await transact_each(self._engine, settled, _inode_of, hold)
+        for name, sums in taken.items():
+            if self._unheld[name] is sums:  # else it went meanwhile, and has come again
+                del self._unheld[name]
+                self._holders.recorded(name[0])
         await self._drop(outdated)
+
+    def _is_here(self, settled: _Settled) -> bool:
+        """Returns whether it is there still, and nobody is about to unlink it."""
+        is_going = self._holders.is_dropping(settled.ino)
+        return not is_going and self._files.has(settled.ino, settled.version)
 
     def _settle(self, name: Name, description: data.Description | None) -> _Settled | None:
         try:

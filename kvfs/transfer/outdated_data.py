@@ -4,7 +4,10 @@ more.
 Invariants
 - A data file that a program of this host has open is removed when it is closed.
 - A data file is unlinked only if a record says so: one of newer content, or of an orphan. One whose
-  record was lost is left to `stale_data_gc`.
+  record was lost is left to `stale_data_gc`. By the time when it is unlinked the record may be
+  another one, which counts then.
+- An index entry goes before its data file: a kill between leaves the file, which `stale_data_gc`
+  finds, and no entry, which nobody would look for.
 """
 
 import os
@@ -19,7 +22,8 @@ from kvfs.datastore.index import Index
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Flag, Inode, unpack_inode
-from kvfs.tree.inodes import read_inode
+from kvfs.tree.copies import placements
+from kvfs.tree.inodes import read_inode, read_inodes
 from kvfs.vfs.volume import Volume
 
 Name = tuple[int, int]
@@ -126,15 +130,29 @@ class OutdatedData:
 
     async def drop(self, names: Sequence[Name]) -> None:
         """Unlinks data files that no record speaks of any more, if they are here; open ones when
-        they are closed."""
+        they are closed. Raises Unavailable, OSError."""
         here = [name for name in names if self._files.has(*name) and not self._is_open(name)]
-        for ino, _ in here:
-            self._volume.holders.let_go(ino)
-
-        def unlink() -> None:
-            for name in here:
-                self._files.unlink(*name)
-
-        if here:
-            await trio.to_thread.run_sync(unlink)
+        if not here:
+            return
+        with self._volume.holders.dropping([ino for ino, _ in here]):
+            here = await self._engine.read(lambda t: _unneeded(t, here))
+            here = [name for name in here if not self._is_open(name)]
+            for ino, _ in here:
+                self._volume.holders.let_go(ino)
             self._index.remove([name[0] for name in here if self._index.has(*name)])
+
+            def unlink() -> None:
+                for name in here:
+                    self._files.unlink(*name)
+
+            await trio.to_thread.run_sync(unlink)
+
+
+def _unneeded(t: Transaction, names: Sequence[Name]) -> list[Name]:
+    """Returns those of which no record says that this node has them."""
+    inodes = read_inodes(t, [ino for ino, _ in names])
+    return [
+        (ino, version)
+        for (ino, version), inode in zip(names, inodes, strict=True)
+        if inode is None or not placements.is_here(t, ino, inode) or inode.version != version
+    ]

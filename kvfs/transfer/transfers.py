@@ -250,6 +250,7 @@ class Transfers:
             sums = b""
             if size:
                 sums = await self._origins.fill(transfer, inode)
+            await self._volume.holders.until_dropped(ino)
             self._arrivals.name(transfer, inode, sums)
         except BaseException:
             self._files.drop_arriving(ino, version)

@@ -11,7 +11,9 @@ under one version.
 | 2 recorded | both names | new version | the old name is one |
 | 3 old name unlinked | new name | new version | nothing to do |
 
-If it is not known whether step 2 was done (its answer was lost), both names stay, as after a kill.
+If it is not known whether step 2 was done (its answer was lost), both names stay, as after a kill,
+until the next attempt. A name under which nothing is recorded, since others published or removed
+the file, goes.
 
 Invariants
 - Only one node uses a version: its lower bits are that node's number. So a data file that a node
@@ -24,7 +26,7 @@ from typing import Final
 import trio
 
 from kvfs.base import detach
-from kvfs.base.errors import Conflict, KvfsError
+from kvfs.base.errors import Conflict, KvfsError, Stale
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta.engine import Engine, Transaction
@@ -75,17 +77,40 @@ async def publish_anew(
     ino: int,
     version: int,
     record: Callable[[Transaction, int], object],
+    names: set[int],
     *,
     synced: bool = False,
 ) -> int:
     """Gives the data file of a version the next one, by `record(t, version)`, which raises Conflict
     if the record has that or a later one: the last publisher has the last one. Returns it.
 
-    `synced`: the record will count as on disk, so the name is on disk before it, which may be
-    another one. Raises Overtaken (by `record`, see `check_follows`), Stale, Conflict (others
-    publish all the time), Unavailable, OSError. If it is not known whether the engine took it, the
-    data file keeps both names.
+    `names`: the versions under which earlier attempts of the caller gave the data file a name that
+    may be recorded nowhere; empty when this one succeeds, or nothing is recorded. `synced`: the
+    record will count as on disk, so the name is on disk before it, which may be another one. Raises
+    Overtaken (by `record`, see `check_follows`), Stale, Conflict (others publish all the time),
+    Unavailable, OSError. If it is not known whether the engine took it, the data file keeps both
+    names.
     """
+    try:
+        new = await _publish_anew(engine, files, ino, version, record, names, synced=synced)
+    except (Stale, Overtaken):
+        _unlink_all(files, ino, names)
+        raise
+    names.discard(new)
+    _unlink_all(files, ino, names)
+    return new
+
+
+async def _publish_anew(
+    engine: Engine,
+    files: DataFiles,
+    ino: int,
+    version: int,
+    record: Callable[[Transaction, int], object],
+    names: set[int],
+    *,
+    synced: bool,
+) -> int:
     for _ in range(_ATTEMPTS):
         inode, node, lasts = await engine.read(
             lambda t: (read_inode(t, ino), t.node, namespaces.is_durable(t, ino))
@@ -96,6 +121,7 @@ async def publish_anew(
         except FileExistsError:
             await _clear(engine, files, ino, version, new)
             files.add_version(ino, version, new)
+        names.add(new)
         if lasts and (synced or _counts_as_synced(inode)):
             await detach.aside()
             await trio.to_thread.run_sync(files.sync_name, ino, new)
@@ -103,15 +129,23 @@ async def publish_anew(
             await engine.transact(lambda t, new=new: record(t, new))  # type: ignore[misc]
         except (Conflict, Overtaken) as error:
             was_recorded = await engine.read(lambda t, new=new: _is_at(t, ino, new))  # type: ignore[misc]
-            files.unlink(ino, version if was_recorded else new)
             if was_recorded:  # by an earlier attempt, whose answer was lost
+                files.unlink(ino, version)
                 version = new
             elif isinstance(error, Overtaken):
                 raise
+            else:
+                files.unlink(ino, new)
+            names.discard(new)
             continue
         files.unlink(ino, version)
         return new
     raise Conflict("others publish the file all the time: its last content is not recorded")
+
+
+def _unlink_all(files: DataFiles, ino: int, names: set[int]) -> None:
+    while names:
+        files.unlink(ino, names.pop())
 
 
 async def _clear(engine: Engine, files: DataFiles, ino: int, version: int, new: int) -> None:

@@ -1,10 +1,19 @@
-"""The holders of inodes in this process: the kernel's look-up counts, and open files.
+"""The holders of inodes in this process: the kernel's look-up counts, open files, data files that
+come or go.
 
 An inode that lost its last link stays until nobody holds it: the kernel may have looked it up and
 open it next (`os.replace` under concurrent opens), or it is open already. The counts live in memory
-only; they end with the mount."""
+only; they end with the mount.
 
+Where names are each node's own, a file that went here may come again under its number, as soon as
+its record is gone. Several may be about to drop the former data file then, so its name is free for
+another only when all of them are done (`dropping`)."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Protocol
+
+import trio
 
 
 class OpenContents(Protocol):
@@ -44,6 +53,9 @@ class Holders:
         self._opens: dict[int, int] = {}
         self._writers: dict[int, int] = {}
         self._unrecorded: dict[int, int] = {}
+        self._dropping: dict[int, int] = {}
+        self._dropped = trio.Event()
+        """Set, and replaced, when a block of `dropping` has ended."""
         self._contents: OpenContents = _NoMount()
 
     def mounted(self, contents: OpenContents) -> None:
@@ -114,6 +126,32 @@ class Holders:
     def is_recorded(self, ino: int) -> bool:
         """Returns whether no arrived data file of it waits for its record."""
         return ino not in self._unrecorded
+
+    @contextlib.contextmanager
+    def dropping(self, inos: Iterable[int]) -> Iterator[None]:
+        """Keeps data files of these inodes from coming while the block lasts: it looks whether they
+        may go, and unlinks them."""
+        doomed = list(inos)
+        for ino in doomed:
+            self._dropping[ino] = self._dropping.get(ino, 0) + 1
+        try:
+            yield
+        finally:
+            for ino in doomed:
+                self._dropping[ino] -= 1
+                if not self._dropping[ino]:
+                    del self._dropping[ino]
+            self._dropped.set()
+            self._dropped = trio.Event()
+
+    def is_dropping(self, ino: int) -> bool:
+        """Returns whether data files of it are being unlinked."""
+        return ino in self._dropping
+
+    async def until_dropped(self, ino: int) -> None:
+        """Returns when no data file of it is being unlinked; then nothing else has run since."""
+        while self.is_dropping(ino):
+            await self._dropped.wait()
 
     def keep(self, ino: int) -> bool:
         """Returns whether the inode may still be used though its last link has gone."""

@@ -207,17 +207,18 @@ class Volume:
         """
         if self._known is not None:  # others may have given one another name
             await self._known([ino for ino, _ in doomed])
-        names = await self.engine.read(lambda t: _nameless(t, doomed))
-        if await self.engine.read(lambda t: _any_durable(t, names)):
-            await self.engine.sync()
+        with self.holders.dropping([ino for ino, _ in doomed]):
+            names = await self.engine.read(lambda t: _nameless(t, doomed))
+            if await self.engine.read(lambda t: _any_durable(t, names)):
+                await self.engine.sync()
 
-        failed = await unlink_each(self.files, names)
-        kept = {ino for ino, _ in failed}
-        gone = list({ino: None for ino, _ in names if ino not in kept})
+            failed = await unlink_each(self.files, names)
+            kept = {ino for ino, _ in failed}
+            gone = list({ino: None for ino, _ in names if ino not in kept})
 
-        self.index.remove(gone)
-        await transact_each(self.engine, gone, itself, tree.reap_all)
-        return failed
+            self.index.remove(gone)
+            await transact_each(self.engine, gone, itself, tree.reap_all)
+            return failed
 
     async def give_up(
         self, ino: int, inode: Inode, *, asks_tier: bool = False, away: Sequence[int] = ()

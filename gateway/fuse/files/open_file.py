@@ -35,6 +35,7 @@ class OpenFile:
         "is_new",
         "is_remembered",
         "lapses",
+        "names",
         "overwriters",
         "owner",
         "published",
@@ -71,6 +72,8 @@ class OpenFile:
         published it."""
         self.base = version
         """The recorded version that writes made here build on."""
+        self.names: set[int] = set()
+        """The versions under which its data file got names that may be recorded nowhere."""
         self.lapses = 0
         """How often this node had lost its lease when writing began."""
         self.in_doubt = False

@@ -301,13 +301,14 @@ class Publishing:
             record(t, version)
 
         if file.is_draft:
-            file.version = await name_draft(volume.engine, volume.files, file.ino, file.version)
+            await self._name_draft(file)
             file.is_draft = False
         elif not self._is_named(file):
             await self._name_anew(file)
         try:
             file.version = await publish_anew(
-                volume.engine, volume.files, file.ino, file.version, follow, synced=synced
+                *(volume.engine, volume.files, file.ino, file.version, follow, file.names),
+                synced=synced,
             )
         except Overtaken:
             raise self._refusal(file, _OVERTAKEN) from None
@@ -333,7 +334,12 @@ class Publishing:
             raise
         finally:
             os.close(fd)
-        file.version = await name_draft(self._volume.engine, files, file.ino, file.version)
+        await self._name_draft(file)
+
+    async def _name_draft(self, file: OpenFile) -> None:
+        engine, files = self._volume.engine, self._volume.files
+        file.version = await name_draft(engine, files, file.ino, file.version)
+        file.names.add(file.version)
 
     async def disarm(self, file: OpenFile) -> bool:
         """Clears the set-id bits if the data file changed since they were set. Returns whether it

@@ -17,6 +17,7 @@ from kvfs.datastore.index import Index
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Flag, namespace_of
 from kvfs.tree import lifecycle, namespaces
+from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inodes
 
 _SCAN_PERIOD_S: Final = 5.0
@@ -88,8 +89,9 @@ class SealQueue:
         after = self._scanned
         found = await self._engine.read(lambda t: lifecycle.unsealed(t, after, 1024))
         missing = [ino for ino in found if ino not in self._waiting]
-        inodes = await self._engine.read(lambda t: read_inodes(t, missing))
-        for ino, inode in zip(missing, inodes, strict=True):
+        # What was removed a moment ago has left the index, and is not to come back.
+        here = await self._engine.read(lambda t: placements.read_here(t, missing))
+        for ino, inode in zip(missing, here, strict=True):
             if inode is not None and inode.flags & Flag.PUBLISHED:
                 self._index.add_missing(ino, inode.version, inode.blocks)
                 self._waiting[ino] = _Wait(now)

@@ -331,7 +331,7 @@ class Sealer:
             record = partial(_publish, each)
             try:
                 version = await publish_anew(
-                    self._engine, self._files, each.ino, each.version, record
+                    self._engine, self._files, each.ino, each.version, record, set()
                 )
             except Overtaken:
                 continue

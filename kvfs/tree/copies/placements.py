@@ -15,8 +15,9 @@ from typing import NamedTuple
 from kvfs.base.errors import Conflict, Stale
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import Flag, Holding, pack, unpack_holding, unpack_inode
+from kvfs.meta.records import Flag, Holding, Inode, pack, unpack_holding, unpack_inode
 from kvfs.tree.inode_lists import listed
+from kvfs.tree.inodes import read_inodes
 
 _NODE = 9
 """The offset of the node in the key of a placement: `p` and the inode come before."""
@@ -119,6 +120,22 @@ def holders(t: Transaction, ino: int) -> list[Holder]:
     return [
         Holder(key[_NODE:], unpack_holding(value))
         for key, value in t.scan(prefix, keys.after(prefix))
+    ]
+
+
+def is_here(t: Transaction, ino: int, inode: Inode) -> bool:
+    """Returns whether this node has the data file of a record that has a name."""
+    if not inode.nlink or not t.node:
+        return inode.nlink > 0
+    value = t.get(keys.placement(ino, t.node))
+    return value is not None and unpack_holding(value).version == inode.version
+
+
+def read_here(t: Transaction, inos: Sequence[int]) -> list[Inode | None]:
+    """Returns the record of each of these files that has a name and its data file on this node."""
+    return [
+        inode if inode is not None and is_here(t, ino, inode) else None
+        for ino, inode in zip(inos, read_inodes(t, inos), strict=True)
     ]
 
 

@@ -16,6 +16,7 @@ from kvfs.base.errors import NoSpace, Unavailable
 from kvfs.meta.records import namespace_root
 from kvfs.node.client_requests import handlers
 from kvfs.node.local_port import LocalPort
+from kvfs.tree import lifecycle
 from kvfs.tree.changes import Change
 from kvfs.vfs import control_port
 from kvfs.vfs.control_port import ControlPort, answer
@@ -102,6 +103,24 @@ def test_the_answers_are_the_same(node: SmallNode, way: Callable[[Asked], Any]) 
 
     asked.keeping(main)
     node.close(written, fd)
+
+
+def test_what_was_removed_before_its_close_was_told_has_no_place_in_the_index(
+    node: SmallNode,
+) -> None:
+    """A client tells what it closed a moment later: the file may have gone since, as may this
+    node's copy, for one that another node wrote."""
+    asked = Asked(node)
+    space = node.namespace("cache")
+    kept, removed = (node.write(space, each, b"x") for each in ("kept", "removed"))
+    node.index.remove([kept, removed])
+    node.engine.transact_now(lambda t: lifecycle.evict(t, removed, 1))
+
+    async def main() -> None:
+        await asked.port.changed([], [kept, removed])
+
+    asked.keeping(main)
+    assert [node.index.has(ino, 0) for ino in (kept, removed)] == [True, False]
 
 
 def test_without_a_node_the_socket_says_so(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, namespace_root
 from kvfs.node.tasks import sealer
+from kvfs.node.tasks.seal_queue import SealQueue
 from kvfs.tree import etags, lifecycle, namespaces, sealed_etags, tree
 from kvfs.vfs.volume import Volume
 from tests.contract.small_node import SmallNode, small_node
@@ -256,6 +257,21 @@ def test_the_keeper_seals_what_it_is_told_of_and_what_the_engine_lists(
     with jumping_clock() as clock:
         trio.run(main, clock=clock)
     assert node.sealer.counters["sealed_files"] == 2
+
+
+def test_what_is_listed_and_has_no_name_gets_no_place_in_the_index(
+    node: SmallNode, space: int
+) -> None:
+    """Its drop has removed it from the index: nobody would remove it again."""
+    removed = node.write(space, "removed", b"x")
+    kept = node.write(space, "kept", b"y")
+    node.index.remove([removed, kept])
+    node.engine.transact_now(lambda t: lifecycle.evict(t, removed, 1))
+    queue = SealQueue(node.engine, node.index)
+    assert listed(node) == [removed, kept]
+    trio.run(queue.scan, 1.0)
+    assert [node.index.has(ino, 0) for ino in (removed, kept)] == [False, True]
+    assert [ino in queue for ino in (removed, kept)] == [False, True]
 
 
 def test_a_busy_file_is_tried_ever_more_rarely(node: SmallNode, space: int) -> None:

@@ -1,13 +1,15 @@
 """New content of a published file, on nodes of a cluster, where the engine's answer gets lost."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvfs.base.errors import Unavailable
+from kvfs.base.errors import Stale, Unavailable
 from kvfs.meta.engine import Transaction
-from kvfs.vfs.content_versions import publish_anew
+from kvfs.tree.copies import held_names
+from kvfs.vfs.content_versions import Overtaken, check_follows, publish_anew
 from tests.contract.bringers import Host, Shared, Site, T, on_nodes, publish
 from tests.contract.memory_engine import MemoryEngine
 
@@ -57,15 +59,26 @@ def _copy(engine: Shared) -> Shared:
 
 
 async def rewrite(
-    host: Host, ino: int, version: int, data: bytes, engine: Lossy | Behind | None = None
+    host: Host,
+    ino: int,
+    version: int,
+    data: bytes,
+    engine: Lossy | Behind | None = None,
+    names: set[int] | None = None,
+    *,
+    follows: bool = False,
 ) -> int:
-    """Written in place and closed, at the node that has this version of the data file."""
+    """Written in place and closed, at the node that has this version of the data file. `follows`:
+    it goes past nobody."""
     st = host.write_in_place(ino, version, data)
 
     def record(t: Transaction, new: int) -> None:
+        if follows:
+            check_follows(t, ino, version)
         publish(t, ino, st, version=new)
 
-    return await publish_anew(engine or host.engine, host.files, ino, version, record)  # type: ignore[arg-type]
+    left = set() if names is None else names
+    return await publish_anew(engine or host.engine, host.files, ino, version, record, left)  # type: ignore[arg-type]
 
 
 def test_what_was_not_recorded_is_not_taken_for_what_another_node_published(
@@ -112,3 +125,38 @@ def test_a_node_that_does_not_know_that_it_was_recorded_loses_nothing(tmp_path: 
         assert here.read(ino) == b"second"
 
     on_nodes(tmp_path, 1, test)
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+@pytest.mark.parametrize("how", ["removed", "overtaken", "recorded"])
+def test_no_name_is_left_under_which_nothing_is_recorded(
+    tmp_path: Path, attempts: int, how: str
+) -> None:
+    """`attempts`: those before it of which nobody knows what became of them."""
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = here.put(b"old", space=site.durable)
+        await there.transfers.bring(ino)
+        await site.held_by(ino, [1, 2])
+        names: set[int] = set()
+        for _ in range(attempts):
+            with pytest.raises(Unavailable):
+                await rewrite(here, ino, 0, b"lost", Lossy(here, done=False), names)
+        if how == "removed":
+            here.engine.transact_now(lambda t: forget(t, ino))
+        elif how == "overtaken":
+            await rewrite(there, ino, 0, b"new")
+        raises = {"removed": Stale, "overtaken": Overtaken}.get(how)
+        with pytest.raises(raises) if raises else contextlib.nullcontext():
+            await rewrite(here, ino, 0, b"second", None, names, follows=True)
+        recorded = [] if raises else [(ino, here.inode(ino).version)]
+        assert [each for each in here.files.scan() if each != (ino, 0)] == recorded
+        assert not names
+
+    on_nodes(tmp_path, 2, test)
+
+
+def forget(t: Transaction, ino: int) -> None:
+    """The file was removed, and nobody held it."""
+    held_names.drop(t, ino)

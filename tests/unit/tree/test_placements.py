@@ -149,3 +149,23 @@ def test_a_lone_node_records_no_placement() -> None:
     assert not [key for key in cluster.values if key[:1] in b"phm"]
     assert cluster.values[keys.unsealed(ino)] == b""
     assert read_inode(cluster.on(b""), ino).flags & Flag.PUBLISHED
+
+
+def test_a_data_file_is_here_with_its_placement_and_its_name() -> None:
+    cluster = Cluster()
+    ino = cluster.make(b"x", A)
+
+    def here(node: bytes) -> bool:
+        return placements.read_here(cluster.on(node), [ino]) != [None]
+
+    assert (here(A), here(B)) == (True, False)
+    cluster.hold(ino, B)
+    assert (here(A), here(B)) == (True, True)
+    t = cluster.on(B)
+    lifecycle.publish(t, ino, size=3, blocks=8, mtime_ns=7, ctime_ns=7, boot=0, version=1)
+    cluster.done(t)
+    assert (here(A), here(B)) == (False, True)
+    t = cluster.on(B)
+    assert lifecycle.evict(t, ino, 8) is not None
+    cluster.done(t)
+    assert (here(A), here(B)) == (False, False)

@@ -6,7 +6,8 @@ Invariant
 """
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, Protocol
 
@@ -39,6 +40,9 @@ class EvictionHolds(Protocol):
     def in_use(self, ino: int) -> bool:
         """Returns whether a handle is open. A data file that was only kept open has been closed
         then."""
+
+    def dropping(self, inos: Iterable[int]) -> AbstractContextManager[None]:
+        """Keeps data files of these inodes from coming while the block lasts, which drops them."""
 
 
 class EvictionCandidates:

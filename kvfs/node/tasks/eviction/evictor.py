@@ -191,8 +191,10 @@ class Evictor:
         if not chosen:
             return 0
         dropped = await transact_each(self._engine, chosen, _inode_of, spare.let_go)
-        failed = await unlink_each(self._files, [name for name, _ in dropped])
-        self._index.remove([name[0] for name, _ in dropped if name not in failed])
+        with self._holders.dropping([name[0] for name, _ in dropped]):
+            # Before the data files, as `OutdatedData` does it.
+            self._index.remove([name[0] for name, _ in dropped])
+            failed = await unlink_each(self._files, [name for name, _ in dropped])
         self._dropped_copies += len(dropped)
         for error in failed.values():
             raise error
@@ -328,16 +330,20 @@ class Evictor:
         """Does steps 2 to 4. A file opened since step 1 keeps its record until its release, as any
         unlinked file; one that cannot be unlinked keeps its own as after a kill, and its error is
         raised when the others have gone."""
-        names = [(each.ino, each.inode.version) for each in evicted]
-        failed = await unlink_each(self._files, names)
-        # What was opened and closed since step 1 may be kept open without a handle: who opened it
-        # again would have a file without a record.
-        gone = [
-            name[0] for name in names if name not in failed and not self._holders.in_use(name[0])
-        ]
-        self._index.remove(gone)
+        with self._holders.dropping([each.ino for each in evicted]):
+            # A mount that forgot the name may have dropped it, and it may have come again since.
+            names = await self._engine.read(lambda t: _orphans(t, evicted))
+            failed = await unlink_each(self._files, names)
+            # What was opened and closed since step 1 may be kept open without a handle: who opened
+            # it again would have a file without a record.
+            gone = [
+                name[0]
+                for name in names
+                if name not in failed and not self._holders.in_use(name[0])
+            ]
+            self._index.remove(gone)
 
-        await transact_each(self._engine, gone, itself, tree.reap_all)
+            await transact_each(self._engine, gone, itself, tree.reap_all)
         for error in failed.values():
             raise error
 
@@ -357,6 +363,16 @@ class Evictor:
 
 def _inode_of(name: tuple[int, int]) -> int:
     return name[0]
+
+
+def _orphans(t: Transaction, evicted: Evicted) -> list[tuple[int, int]]:
+    """Returns the data files of those that are orphans still."""
+    inodes = read_inodes(t, [each.ino for each in evicted])
+    return [
+        (each.ino, each.inode.version)
+        for each, inode in zip(evicted, inodes, strict=True)
+        if inode is not None and not inode.nlink
+    ]
 
 
 def _evict_last(t: Transaction, name: tuple[int, int], now: int) -> lifecycle.Evicted | None:
