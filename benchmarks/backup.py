@@ -1,4 +1,5 @@
-"""Backups of a lone node's durable files: the first one, the next one, and a restore.
+"""Backups of a lone node's durable files: the first one, the next ones, their verification, and a
+restore.
 
 Beside them `tar` of the same files on the mount, and back into a plain directory, which keeps no
 earlier state and compares nothing. Prints medians of the time that passes and of that of processors
@@ -142,6 +143,8 @@ def _round(node: _Node, base: Path, files: int, rows: dict[str, list[Took]]) -> 
     node.change(0)
     again = timed("next backup, 1,000 files changed", lambda: backup(*create))
     assert 0 < again["added_bytes"] < made["bytes"] or files <= _CHANGED
+    verified = timed("verify all three", lambda: backup("verify"))
+    assert not any(each["damaged"] for each in verified)
     restored = timed("restore", lambda: backup("restore", "--store", base / "restored"))
     assert restored["files"] == files
     archive = base / "archive.tar"

@@ -38,8 +38,10 @@ CLUSTER: Final = ("status", "node list", f"where {_BLOCK}")
 """Of a cluster's."""
 STOPPED: Final = ("fsck", "fsck --repair", "quarantine", "rebuild")
 """Of a store that no node uses."""
-BACKUPS: Final = ("backup create", "backup list", "backup restore")
+BACKUPS: Final = ("backup create", "backup list", "backup verify", "backup restore")
 """Of a place of backups; the last one makes a store."""
+PLACES: Final = ("backup list", "backup verify")
+"""Of these no store is named."""
 NOT_ASKED: Final = {
     "model load": "it needs torch",
     "bench gds": "it needs torch",
@@ -61,7 +63,7 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def asked(command: str, store: Path) -> list[Any]:
         capsys.readouterr()
         found_problems = command == "fsck"
-        where = [] if command == "backup list" else ["--store", str(store)]
+        where = [] if command in PLACES else ["--store", str(store)]
         assert _code([*command.split(), "--json", *where]) == found_problems
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

@@ -1,11 +1,13 @@
 """`kvfs backup`: backups of a store or of a cluster."""
 
 import json
+import sys
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from cli import node_requests, settings_options
 from cli.group import CommandGroup
@@ -20,14 +22,19 @@ if TYPE_CHECKING:
     from kvfs.admin.backup.create import Made
     from kvfs.admin.backup.manifest import ListedBackup, Manifest
     from kvfs.admin.backup.restore import Restored
+    from kvfs.admin.backup.verify import VerifiedBackup
 
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_TIME_OR_NAME: Final = "TIME|NAME"
+_CHOICE: Final = "The newest backup that is not later, or the one of this name"
+_DAMAGED: Final = 8
+"""The exit code of damaged data (`cli.presentation.exits`)."""
 _BRING_S: Final = 60.0
 
 
 @click.group("backup", cls=CommandGroup)
 def command() -> None:
-    """Make, list and restore backups."""
+    """Make, list, verify and restore backups."""
 
 
 @command.command("create")
@@ -91,14 +98,36 @@ def list_(config: Config, as_json: bool) -> None:
         click.echo(_line(each))
 
 
+@command.command("verify")
+@settings_options.configured("backup", "backup_endpoint")
+@click.option("--at", metavar=_TIME_OR_NAME, default="", help=f"{_CHOICE} (default: all).")
+@_JSON
+def verify(config: Config, at: str, as_json: bool) -> None:
+    """Read backups as a restore does, and tell which are damaged.
+
+    All that the backups of the place hold is read and compared with its checksums, what they share
+    once; --at names a single one. Damaged objects are named, and the first files that a restore
+    would leave out. Exits with 0 if nothing is damaged, else with 8. Nothing is written.
+    """
+    from kvfs.admin.backup import repository
+    from kvfs.admin.backup import verify as verifying
+
+    with (
+        repository.opened(_place(config), config.backup_endpoint or None) as where,
+        progress.shown("verify", None) as step,
+    ):
+        found = verifying.verify(where, at, step)
+    if as_json:
+        click.echo(json.dumps([msgspec.to_builtins(each) for each in found]))
+    else:
+        for each in found:
+            _tell_verified(each)
+    sys.exit(0 if all(each.is_whole for each in found) else _DAMAGED)
+
+
 @command.command("restore")
 @settings_options.configured("store", "backup", "backup_endpoint", "engine")
-@click.option(
-    "--at",
-    metavar="TIME|NAME",
-    default="",
-    help="The newest backup that is not later, or the one of this name (default: the newest).",
-)
+@click.option("--at", metavar=_TIME_OR_NAME, default="", help=f"{_CHOICE} (default: the newest).")
 @click.option("--skip-damaged", is_flag=True, help="Leave out files whose content is damaged.")
 @click.option(
     "--take-over",
@@ -191,6 +220,23 @@ def _tell_made(made: "Made", place: str, as_json: bool) -> None:
         )
     for name in made.deleted:
         click.echo(f"deleted {name}")
+
+
+def _tell_verified(found: "VerifiedBackup") -> None:
+    if found.is_whole:
+        click.echo(f"{printable(found.name)}  {found.files:,} files, whole")
+        return
+    if not found.restorable:
+        effect = "NO RESTORE can be made of it"
+    else:
+        effect = f"a restore leaves out {found.damaged_files:,} files (--skip-damaged)"
+    click.echo(f"{printable(found.name)}  DAMAGED: {effect}")
+    for each in found.damaged:
+        click.echo(f"  {printable(each)}")
+    for each in found.paths:
+        click.echo(f"  lost in it: {printable(each)}")
+    if found.damaged_files > len(found.paths):
+        click.echo(f"  and {found.damaged_files - len(found.paths):,} more files")
 
 
 def _tell_restored(done: "Restored", config: Config, as_json: bool, *, taken_over: bool) -> None:

@@ -102,16 +102,18 @@ class ContentWriter:
         before: Iterator[tuple[bytes, StoredContent]],
         progress: Callable[[int], None],
     ) -> None:
-        """Goes through all contents, in order. `before`: those that the place has, in order;
-        `progress` is told the bytes that are done. Raises what a Repository raises."""
+        """Goes through all contents, in order. `before`: those that an earlier backup has, sorted;
+        one whose object was removed since counts as none. `progress` is told the bytes that are
+        done. Raises what a Repository raises."""
         begun = _begun(self._repository)
+        there = {name for kind in ("packs", "large") for name in self._repository.names(kind)}
         known = next(before, None)
         for each in wanted:
             key = key_of(each)
             while known is not None and known[0] < key:
                 known = next(before, None)
             found = known[1] if known is not None and known[0] == key else begun.get(key)
-            if found is not None:
+            if found is not None and _object_of(each, found) in there:
                 self._count(each)
                 self._keep(_Row(key, found))
             else:
@@ -226,6 +228,10 @@ def pack_object(pack: str) -> str:
 def large_object(each: WantedContent) -> str:
     """Returns the name of the object of a large content."""
     return f"large/{each.ino:016x}.{each.version:x}.{each.checksum.hex()}"
+
+
+def _object_of(each: WantedContent, stored: StoredContent) -> str:
+    return pack_object(stored.pack) if stored.pack else large_object(each)
 
 
 def stored(table: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, StoredContent]]:

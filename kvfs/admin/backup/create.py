@@ -28,7 +28,14 @@ from kvfs.admin.backup.contents import SHOWN, ContentWriter, StoredContent
 from kvfs.admin.backup.manifest import Manifest, SortedTable
 from kvfs.admin.backup.pages import TableWriter, object_of, rows
 from kvfs.admin.backup.repository import Repository
-from kvfs.admin.backup.selection import WantedContent, caches, content_of, is_file, selected
+from kvfs.admin.backup.selection import (
+    WantedContent,
+    caches,
+    content_of,
+    is_file,
+    selected,
+    shown_path,
+)
 from kvfs.admin.partial_replica import missing_namespaces, shown
 from kvfs.base.clock import now
 from kvfs.base.encryption import KEY_NAME, KEY_SIZE
@@ -42,7 +49,6 @@ from kvfs.meta.records import Flag, unpack_inode
 from kvfs.meta.replica.replica_mark import read_mark
 from kvfs.session.session import Session
 from kvfs.tree import namespaces
-from kvfs.tree.tree import path_of
 
 Progress = Callable[[int], None]
 _SEALED_AT_ONCE: Final = 256
@@ -127,7 +133,7 @@ def create(
         manifest.write(repository, made)
         put.writer.forget_begun()
     inos = (found.unsealed + counts.left_out)[:SHOWN]
-    left_out = session.read_as_it_is(lambda t: [_shown(t, ino) for ino in inos])
+    left_out = session.read_as_it_is(lambda t: [shown_path(t, ino) for ino in inos])
     return Made(made, left_out, _delete_older(repository, keep) if keep else [])
 
 
@@ -284,13 +290,6 @@ def _source_of(session: Session) -> str:
 def _secret_key(session: Session) -> str:
     key = (session.store.root / KEY_NAME).read_bytes()[:KEY_SIZE]
     return base64.b64encode(key).decode()
-
-
-def _shown(t: Transaction, ino: int) -> str:
-    try:
-        return path_of(t, ino).decode(errors="backslashreplace")
-    except KvfsError:
-        return f"inode {ino}, which has no name any more"
 
 
 def _delete_older(repository: Repository, keep: int) -> list[str]:

@@ -146,14 +146,18 @@ def newest_whole(repository: Repository) -> Manifest | None:
 
 
 def chosen(repository: Repository, at: str) -> Manifest:
+    """Returns the backup that `chosen_name` chooses. Raises what that and `read` raise."""
+    return read(repository, chosen_name(repository, at))
+
+
+def chosen_name(repository: Repository, at: str) -> str:
     """Returns the backup of this name, or the newest one that is not later than this time (ISO
-    8601; without a zone it is local); of no text the newest. Raises NotFound, Invalid, and what
-    `read` raises."""
+    8601; without a zone it is local); of no text the newest. Raises NotFound, Invalid."""
     found = names(repository)
     if not found:
         raise NotFound(f"there are no backups in {repository.shown}")
     if at in found or not at:
-        return read(repository, at or found[-1])
+        return at or found[-1]
     try:
         wanted = name_at(int(datetime.fromisoformat(at).timestamp() * 1e9))
     except ValueError:
@@ -163,7 +167,7 @@ def chosen(repository: Repository, at: str) -> Manifest:
     earlier = [each for each in found if each <= wanted]
     if not earlier:
         raise NotFound(f"the first backup in {repository.shown} is {found[0]}, later than {at}")
-    return read(repository, earlier[-1])
+    return earlier[-1]
 
 
 def require_past(repository: Repository, time_ns: int) -> None:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvfs.base.errors import Busy
+from kvfs.base.errors import Busy, KvfsError
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.gathered_writes import MAX_KEY
@@ -31,6 +31,7 @@ from kvfs.meta.records import (
     unpack_namespace,
 )
 from kvfs.tree.inodes import later_times
+from kvfs.tree.tree import path_of
 
 _KEPT: Final = tuple(bytes([kind]) for kind in b"abcegiknosuwx")
 _SHARED_KEY: Final = keys.setting(0, b"key")
@@ -95,6 +96,14 @@ def content_of(key: bytes, value: bytes) -> WantedContent | None:
         return None
     ino, is_cold = keys.unpack_u64(key, 1), bool(inode.flags & Flag.COLD)
     return WantedContent(ino, inode.version, inode.checksum, inode.size, is_cold)
+
+
+def shown_path(t: Transaction, ino: int) -> str:
+    """Returns the path of a file, for people."""
+    try:
+        return path_of(t, ino).decode(errors="backslashreplace")
+    except KvfsError:
+        return f"inode {ino}, which has no name any more"
 
 
 def is_file(inode: Inode) -> bool:

@@ -269,6 +269,7 @@ def test_a_bucket_takes_backups_and_one_that_is_away_is_named(
     assert made["files"] == SMALL + 2
     assert done("create", "--store", str(node.store), *there)["added_bytes"] == 0
     assert len(done("list", *there)) == 2
+    assert [each["damaged"] for each in done("verify", *there)] == [[], []]
     done("restore", *there, "--store", str(other.store), "--at", made["name"])
     other.up()
     assert contents(other.mount) == before
