@@ -1,6 +1,7 @@
 """Refusals by LMDB and the system, as domain errors that name the file and the remedy."""
 
 import errno
+import os
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,8 @@ def _of_lmdb(error: lmdb.Error, path: Path) -> KvfsError:
             f"the metadata in {path} are open in this process already, by a node or a client: use "
             "that one, or another process"
         )
+    if os.strerror(errno.EAGAIN) in what:
+        return _number_taken(path)
     if isinstance(error, lmdb.MapFullError):
         return map_full(path)
     if isinstance(error, lmdb.MapResizedError):
@@ -50,6 +53,16 @@ def _of_lmdb(error: lmdb.Error, path: Path) -> KvfsError:
     if isinstance(error, _DAMAGE):
         return Corrupt(f"the metadata file {file} is damaged ({what}): restart to rebuild it")
     return Unavailable(f"the metadata file {file} cannot be used: {what}")
+
+
+def _number_taken(path: Path) -> Busy:
+    """LMDB tells readers apart by the numbers of their processes (`mdb_reader_pid`), and each PID
+    namespace has its own."""
+    return Busy(
+        f"the metadata in {path} are read by another container's process whose number is"
+        f" {os.getpid()} too: run this one where it sees that one's processes (docker --pid"
+        " container:NAME, compose pid, Kubernetes hostPID), or use the mount or S3"
+    )
 
 
 def _of_system(error: OSError, path: Path) -> KvfsError:

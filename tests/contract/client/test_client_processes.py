@@ -1,6 +1,7 @@
 """Clients of one store in several processes, threads and after a fork, and nodes that come and
 go."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -383,3 +384,38 @@ def limit(store: Path, name: bytes, capacity: int) -> None:
         opened.write(fn)
     finally:
         session.release(opened)
+
+
+def test_processes_of_two_containers_with_one_number_do_not_read_as_one(store: Path) -> None:
+    """LMDB takes them for one reader, whose end would free pages that the other still reads."""
+    if os.geteuid():
+        pytest.skip("needs root to make a PID namespace")
+    program = """
+import sys, kvfs
+from kvfs.base.errors import Busy
+with kvfs.Client(sys.argv[1]) as client:
+    try:
+        list(client.list("/"))
+        print("reads", flush=True)
+    except Busy as error:
+        print(error, flush=True)
+    sys.stdin.read()
+"""
+    contained = ["unshare", "--pid", "--fork", "--kill-child"]
+    arguments = [*contained, sys.executable, "-c", program, str(store)]
+    environment = {**os.environ, "PYTHONPATH": str(client_store.ROOT)}
+    told = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            stack.enter_context(process)
+            assert process.stdout is not None
+            told.append(process.stdout.readline().strip())
+    assert told[0] == "reads"
+    assert "another container's process whose number is 1 too" in told[1]
