@@ -13,10 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.cluster.cluster import SERVES_S3, Cluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.network import Lacking
 from tests.integration.harness import CannotStart
-from tests.soak.soak import Soak, SoakResult
+from tests.soak.faults import own_disks
+from tests.soak.soak import SERVES, Soak, SoakResult
 
 _HOUR_S: Final = 3_600.0
 
@@ -28,7 +29,8 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(prefix="kvfs-soak-", dir=options.dir)).resolve()
     root.chmod(0o755)
     try:
-        with Cluster(root, options.nodes, *SERVES_S3) as cluster:
+        numbers = range(1, options.nodes + 1)
+        with own_disks(root, numbers), Cluster(root, options.nodes, *SERVES) as cluster:
             result = Soak(cluster, options.seed, lambda text: print(text, flush=True)).run(seconds)
             if result.complaints:
                 _keep_logs(cluster, options.logs)
@@ -54,7 +56,7 @@ def _keep_logs(cluster: Cluster, directory: Path) -> None:
 
 def _summarize(result: SoakResult) -> None:
     print(f"{result.rounds} rounds, {result.operations:,} operations judged")
-    print(f"  faults: {dict(result.faults)}; left over: {dict(result.rests)}; {result.signs}")
+    print(f"  faults: {dict(result.faults)}; {result.signs}")
     print(f"  {result.errors_in_faults:,} errors of loads while something was disturbed")
     for name, count in sorted(result.loads.items()):
         print(f"  {name:<16}{count:>10,}")

@@ -1,4 +1,5 @@
-"""What programs of all hosts do while a soak lasts: blocks of a KV cache, weights, objects over S3.
+"""What programs of all hosts do while a soak lasts: blocks of a KV cache, weights, objects over S3,
+files over NFS where there is a server for that.
 
 Each knows what it wrote. A read gives that, or a miss where one is allowed; every other end is an
 error, noted with its time and judged when it is known what was disturbed then.
@@ -6,12 +7,14 @@ error, noted with its time and judged when it is known what was disturbed then.
 
 import contextlib
 import hashlib
+import os
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import boto3
@@ -20,6 +23,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from s3api.auth.credentials import Credentials
 from tests.cluster.cluster import S3_PORT, Cluster, Host
+from tests.nfs import ganesha
+from tests.soak.nfs_load import FAILURES, FILES, NfsLoad
 
 BLOCKS: Final = "blocks"
 WEIGHTS: Final = "weights"
@@ -30,7 +35,11 @@ _WEIGHTS: Final = 3
 _OBJECT_BYTES: Final = 64 << 10
 _KNOWN: Final = 600
 """The last blocks are asked for again: more than the namespace holds."""
-_PAUSE_S: Final = {BLOCKS: 0.01, WEIGHTS: 0.5, BUCKET: 0.05}
+_FILE_BYTES: Final = 32 << 10
+_PAUSE_S: Final = {BLOCKS: 0.01, WEIGHTS: 0.5, BUCKET: 0.05, FILES: 0.1}
+_HEARD_S: Final = 10.0
+"""Within which a host hears what became of a name, on a busy machine."""
+_Step = Callable[[Host, random.Random, Any], None]
 _MISSES: Final = ("NoSuchKey", "404")
 
 
@@ -79,7 +88,13 @@ class Loads:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """They run while the block lasts."""
-        loads = {BLOCKS: self._on_block, WEIGHTS: self._on_weights, BUCKET: self._on_object}
+        loads: dict[str, _Step] = {
+            BLOCKS: self._on_block,
+            WEIGHTS: self._on_weights,
+            BUCKET: self._on_object,
+        }
+        if not ganesha.why_not():
+            loads[FILES] = self._on_file
         threads = [
             threading.Thread(target=self._run, args=(host, load, step), daemon=True)
             for host in self._cluster
@@ -96,14 +111,19 @@ class Loads:
         if any(thread.is_alive() for thread in threads):
             raise TimeoutError("an operation of a load hangs")
 
-    def _run(self, host: Host, load: str, step: Callable[[Host, random.Random, Any], None]) -> None:
+    def _run(self, host: Host, load: str, step: _Step) -> None:
         draw = random.Random(f"{self._seed} {host.number} {load}")
-        client = self._client(host) if load == BUCKET else None
+        client: Any = None
+        if load == BUCKET:
+            client = self._client(host)
+        elif load == FILES:
+            self._cluster.network.enter(host.name)
+            client = NfsLoad(host)
         while not self._stop.wait(_PAUSE_S[load]):
             began = time.monotonic()
             try:
                 step(host, draw, client)
-            except (OSError, BotoCoreError, ClientError) as error:
+            except (OSError, BotoCoreError, ClientError, *FAILURES) as error:
                 text = f"{type(error).__name__}: {error}"
                 with self.journal.lock:
                     self.journal.errors.append(LoadError(began, host.number, load, text))
@@ -171,6 +191,42 @@ class Loads:
                     return
                 wanted = content(key, _OBJECT_BYTES)
                 self._compare(f"{BUCKET}/{key}", found, wanted, "objects got")
+
+    def _on_file(self, _host: Host, draw: random.Random, client: NfsLoad) -> None:
+        """Names of this host alone."""
+        found = client.step(draw, lambda name: content(name, _FILE_BYTES))
+        if found is None:
+            self.journal.count("files written by NFS")
+            return
+        name, data = found
+        self._compare(f"{FILES}/{name}", data, content(name, _FILE_BYTES), "files read by NFS")
+
+    def look_at_all(self) -> None:
+        """Once nobody writes any more: each block that a host lists can be read there, or is soon
+        listed no more, since what is read takes the place of others."""
+        for host in self._cluster:
+            root = host.mount / BLOCKS
+            missed = self._missed(root, os.listdir(root))
+            end = time.monotonic() + _HEARD_S
+            while missed and time.monotonic() < end:
+                time.sleep(1.0)
+                missed = self._missed(root, sorted({*missed} & {*os.listdir(root)}))
+            self.journal.wrong += [f"{BLOCKS}/{each}: listed by {host.name}" for each in missed]
+
+    def _missed(self, root: Path, names: list[str]) -> list[str]:
+        """Returns those that are not there. Drafts are passed over."""
+        missed = []
+        for name in names:
+            if name.startswith("."):
+                continue
+            try:
+                found = (root / name).read_bytes()
+            except OSError:
+                missed.append(name)
+                continue
+            wanted = content(name, BLOCK_BYTES)
+            self._compare(f"{BLOCKS}/{name}", found, wanted, "blocks read in the end")
+        return missed
 
     def _compare(self, name: str, found: bytes, wanted: bytes, what: str) -> None:
         self.journal.count(what)

@@ -7,12 +7,13 @@ from typing import cast
 import pytest
 
 from s3api.auth.credentials import Credentials
-from tests.cluster.cluster import SERVES_S3, Cluster, Host
+from tests.cluster.cluster import Cluster, Host
 from tests.cluster.conftest import root
 from tests.cluster.histories.events import Disturbance
 from tests.integration.harness import best_mode
+from tests.soak.faults import own_disks
 from tests.soak.loads import LoadError, Loads
-from tests.soak.soak import Soak
+from tests.soak.soak import SERVES, Soak
 from tests.soak.vital_signs import Sample, VitalSigns
 
 __all__ = ["root"]  # a fixture
@@ -21,7 +22,7 @@ _SECONDS = 60.0
 
 @pytest.mark.timeout(1_200)
 def test_a_minute_under_load_and_faults(root: Path, seed: int) -> None:
-    with Cluster(root, 3, *SERVES_S3, "--mode", best_mode()) as cluster:
+    with own_disks(root, range(1, 4)), Cluster(root, 3, *SERVES, "--mode", best_mode()) as cluster:
         result = Soak(cluster, seed, print).run(_SECONDS)
         assert result.complaints == []
         assert {

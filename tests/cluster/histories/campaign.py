@@ -11,7 +11,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,6 +55,8 @@ class Plan:
     """Whether names move and are made exclusively: a cache promises nothing of these."""
     with_stops: bool = True
     """Whether nodes stand still for a while: a cache is later then, by as long as that lasts."""
+    further_faults: Callable[[Host], Sequence[Fault]] = lambda _host: ()
+    """More of what may happen to a host."""
 
 
 class Campaign:
@@ -137,7 +139,9 @@ class Campaign:
             finally:
                 fault.end()
             ended = time.monotonic()
-            self.disturbances.append(Disturbance(began, ended, fault.hosts, fault.empties))
+            self.disturbances.append(
+                Disturbance(began, ended, fault.hosts, fault.empties, fault.name)
+            )
             print(f"{ended:.4f} {fault.name}: over")
         for worker in workers:
             worker.join(_GIVE_UP_S)
@@ -149,7 +153,8 @@ class Campaign:
 
     def _faults(self, draw: random.Random) -> list[Fault]:
         host, ways = draw.choice(list(self._cluster)), draw.choice(WAYS)
-        return faults_of(self._cluster, host, ways, with_stops=self._plan.with_stops)
+        faults = faults_of(self._cluster, host, ways, with_stops=self._plan.with_stops)
+        return [*faults, *self._plan.further_faults(host)]
 
     # ---- work
 

@@ -5,6 +5,7 @@ moment between its two times, or perhaps never where its outcome is not known.
 """
 
 import math
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -86,6 +87,12 @@ class Disturbance:
     ended: float
     hosts: frozenset[int]
     empties: bool = False
+    name: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Its name without the number of its host."""
+        return re.sub(r" ?\d+", "", self.name)
 
 
 class Unknown(Exception):

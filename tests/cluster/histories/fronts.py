@@ -7,6 +7,7 @@ have been made), Failed (nothing was learnt, nothing changed). Used by one threa
 import contextlib
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -23,6 +24,9 @@ from tests.cluster.histories.events import ABSENT, Failed, Refused, Unknown
 from tests.cluster.histories.hand import Hand
 from tests.cluster.histories.values import content, value_of
 
+subprocess._USE_VFORK = False
+"""All threads of this process stand still until the child of a vfork has closed what it inherited;
+the node that has to answer that may be waiting for a commit of one of them."""
 _PART_BYTES: Final = 5 << 20
 _FAILURES: Final = (BotoCoreError, ClientError, urllib3.exceptions.HTTPError, OSError)
 
