@@ -3,8 +3,9 @@
 import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,14 @@ async def until(is_so: Callable[[], object], what: str, timeout_s: float = _PATI
             await trio.sleep(_STEP_S[0])
         return
     raise TimeoutError(f"not so after {timeout_s:g} s: {what}")
+
+
+def join_all(threads: Sequence[threading.Thread], timeout_s: float) -> bool:
+    """Waits for all, no longer than that in total; returns whether all have ended."""
+    end = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
 
 
 def lives(pid: int) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.histories.events import Hangs
 from tests.cluster.network import Lacking
 from tests.integration.harness import CannotStart
 from tests.soak.faults import own_disks
@@ -34,7 +35,7 @@ def main() -> int:
             result = Soak(cluster, options.seed, lambda text: print(text, flush=True)).run(seconds)
             if result.complaints:
                 _keep_logs(cluster, options.logs)
-    except (Lacking, CannotStart) as error:
+    except (Lacking, CannotStart, Hangs) as error:
         print(f"soak: {error}", file=sys.stderr)
         return 1
     finally:

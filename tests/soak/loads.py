@@ -23,6 +23,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from s3api.auth.credentials import Credentials
 from tests.cluster.cluster import S3_PORT, Cluster, Host
+from tests.cluster.histories.events import Hangs
+from tests.cluster.stacks import stacks_of
+from tests.cluster.waiting import join_all
 from tests.nfs import ganesha
 from tests.soak.nfs_load import FAILURES, FILES, NfsLoad
 
@@ -36,6 +39,8 @@ _OBJECT_BYTES: Final = 64 << 10
 _KNOWN: Final = 600
 """The last blocks are asked for again: more than the namespace holds."""
 _FILE_BYTES: Final = 32 << 10
+_GIVE_UP_S: Final = 120.0
+"""In which what is under way has to end."""
 _PAUSE_S: Final = {BLOCKS: 0.01, WEIGHTS: 0.5, BUCKET: 0.05, FILES: 0.1}
 _HEARD_S: Final = 10.0
 """Within which a host hears what became of a name, on a busy machine."""
@@ -46,7 +51,8 @@ _MISSES: Final = ("NoSuchKey", "404")
 class LoadError(NamedTuple):
     """An operation that ended otherwise than it may."""
 
-    at: float
+    began: float
+    ended: float
     host: int
     load: str
     text: str
@@ -76,6 +82,8 @@ class Loads:
         self._keys = keys
         self._seed = seed
         self._stop = threading.Event()
+        self._under_way: dict[str, float] = {}
+        """Since when the operation of a load has been going on."""
         self._names: list[str] = []
         """Of all blocks that were written; only ever longer, since all threads read it."""
 
@@ -87,7 +95,7 @@ class Loads:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """They run while the block lasts."""
+        """They run while the block lasts. Raises Hangs in the end."""
         loads: dict[str, _Step] = {
             BLOCKS: self._on_block,
             WEIGHTS: self._on_weights,
@@ -106,10 +114,11 @@ class Loads:
             yield
         finally:
             self._stop.set()
-            for thread in threads:
-                thread.join(120)
-        if any(thread.is_alive() for thread in threads):
-            raise TimeoutError("an operation of a load hangs")
+            have_ended = join_all(threads, _GIVE_UP_S)
+        if not have_ended:
+            now = time.monotonic()
+            what = [f"{name} for {now - began:.0f} s" for name, began in self._under_way.items()]
+            raise Hangs("\n".join(["never ends:", *what, stacks_of(self._cluster)]))
 
     def _run(self, host: Host, load: str, step: _Step) -> None:
         draw = random.Random(f"{self._seed} {host.number} {load}")
@@ -119,15 +128,18 @@ class Loads:
         elif load == FILES:
             self._cluster.network.enter(host.name)
             client = NfsLoad(host)
+        name = f"host {host.number} {load}"
         while not self._stop.wait(_PAUSE_S[load]):
-            began = time.monotonic()
+            self._under_way[name] = began = time.monotonic()
             try:
                 step(host, draw, client)
             except (OSError, BotoCoreError, ClientError, *FAILURES) as error:
-                text = f"{type(error).__name__}: {error}"
+                ended, text = time.monotonic(), f"{type(error).__name__}: {error}"
                 with self.journal.lock:
-                    self.journal.errors.append(LoadError(began, host.number, load, text))
+                    self.journal.errors.append(LoadError(began, ended, host.number, load, text))
                 self._stop.wait(0.2)
+            finally:
+                del self._under_way[name]
 
     def _client(self, host: Host) -> Any:
         """A client on that host; the thread stays there."""

@@ -28,7 +28,7 @@ from s3api.auth.credentials import Credentials
 from s3api.auth.key_holders import ADMINISTRATOR
 from tests.cluster.cluster import SERVES_S3, Cluster, Host
 from tests.cluster.histories.campaign import Campaign, Plan
-from tests.cluster.histories.events import Disturbance
+from tests.cluster.histories.events import Disturbance, Hangs
 from tests.cluster.histories.peer_campaign import PeerCampaign
 from tests.integration.harness import kvfs
 from tests.integration.s3 import users_of
@@ -84,7 +84,8 @@ class Soak:
         """Those of all rounds."""
 
     def run(self, seconds: float) -> SoakResult:
-        """Goes on for so long, and at least for one round; then all nodes are stopped."""
+        """Goes on for so long, and at least for one round; then all nodes are stopped. Raises
+        Hangs: of what hangs nothing can be judged."""
         keys = self._keys()
         self._make_namespaces()
         loads = Loads(self._cluster, keys, self._seed)
@@ -138,6 +139,8 @@ class Soak:
         try:
             campaign.run()
             self._judge_round(campaign, kind)
+        except Hangs:
+            raise
         except Exception as error:
             what = f"round {self.result.rounds}, {kind}, seed {seed}: {type(error).__name__}"
             self._say(f"{what}: {error}")
@@ -201,10 +204,11 @@ class Soak:
         result.signs = self._signs.summary()
 
     def _was_disturbed(self, error: LoadError) -> bool:
-        """Whether a fault lasted then, or was felt still: of any host, whose data and names others
-        may have waited for."""
+        """Whether a fault lasted while it went on, or was felt still: of any host, whose data and
+        names others may have waited for."""
         return any(
-            each.began - 1.0 <= error.at <= each.ended + _AFTER_S for each in self.disturbances
+            each.began <= error.ended and error.began <= each.ended + _AFTER_S
+            for each in self.disturbances
         )
 
     def _look_for_rests(self) -> None:

@@ -111,10 +111,37 @@ GOOD: dict[str, Sequence[Event]] = {
         did("write", 2, 7, 7),
         did("read", 8, 9, 7, host=2),
     ],
+    "a directory that nobody made": [
+        did("read", 0, 1, ABSENT),
+        did("remove", 0, 1, refused=True),
+        did("write", 2, 3, 7, refused=True),
+    ],
+    "a removal that comes later than one might think": [
+        did("read", 0, 1, ABSENT),
+        did("put", 0, 5, 7),
+        did("drop", 0, 4, host=2),
+        did("read", 6, 7, ABSENT),
+    ],
+    "many of which nobody knows": [
+        *(did("put", 0, UNKNOWN, 10 + n) for n in range(40)),
+        *(did("remove", 0, UNKNOWN) for n in range(40)),
+        did("put", 0, 1, 7),
+        *(did("read", 2 * n, 2 * n + 1, (7, ABSENT, 11, ABSENT)[n - 1]) for n in range(1, 5)),
+    ],
     "dropped twice": [did("put", 0, 1, 7), did("drop", 2, 3), did("drop", 4, 5)],
 }
 
 BAD: dict[str, Sequence[Event]] = {
+    "one read too many beside many of which nobody knows": [
+        *(did("put", 0, UNKNOWN, 10 + n) for n in range(40)),
+        did("put", 0, 1, 7),
+        did("read", 2, 3, 10),
+        did("read", 4, 5, 7),
+    ],
+    "written in a directory that was not made": [
+        did("write", 0, 1, 7, refused=True),
+        did("write", 2, 3, 8),
+    ],
     "stale": [did("put", 0, 1, 7), did("put", 2, 3, 8), did("read", 4, 5, 7, host=2)],
     "lost": [did("put", 0, 1, 7), did("read", 2, 3, ABSENT, host=2)],
     "came back": [

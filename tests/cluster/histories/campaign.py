@@ -18,12 +18,13 @@ from typing import Final
 
 from s3api.auth.credentials import Credentials
 from tests.cluster.cluster import S3_PORT, Cluster, Host
-from tests.cluster.histories.events import Disturbance, History
+from tests.cluster.histories.events import Disturbance, Hangs, History
 from tests.cluster.histories.faults import WAYS, Fault, faults_of
 from tests.cluster.histories.fronts import ByClient, ByS3, Front, Mount
 from tests.cluster.histories.models import Violation, check_appended, check_cache, check_strict
 from tests.cluster.histories.values import values_of
-from tests.cluster.waiting import wait_until
+from tests.cluster.stacks import stacks_of
+from tests.cluster.waiting import join_all, wait_until
 
 _PAUSE_S: Final = 0.03
 """After an operation that failed: else a host that is cut off fills the history."""
@@ -78,7 +79,7 @@ class Campaign:
     # ---- all of it
 
     def run(self) -> History:
-        """Raises what a worker raised, TimeoutError where it does not calm down."""
+        """Raises what a worker raised; Hangs; TimeoutError where it does not calm down."""
         self._prepare()
         workers = [
             threading.Thread(target=self._work, args=(host, number), daemon=True)
@@ -91,14 +92,19 @@ class Campaign:
             self._be_bad(workers)
         finally:
             self._stop.set()
-            for worker in workers:
-                worker.join(_GIVE_UP_S)
-        if self._errors:
-            raise self._errors[0]
-        if any(worker.is_alive() for worker in workers):
-            raise TimeoutError("an operation hangs")
+            self._await(workers, _GIVE_UP_S)
         self.look_at_all()
         return self.history
+
+    def _await(self, threads: list[threading.Thread], timeout_s: float) -> None:
+        """Until all have ended. Raises Hangs, what one of them raised."""
+        if not join_all(threads, timeout_s):
+            what = self.history.hanging() or [
+                thread.name for thread in threads if thread.is_alive()
+            ]
+            raise Hangs("\n".join(["never ends:", *what, stacks_of(self._cluster)]))
+        if self._errors:
+            raise self._errors[0]
 
     def _prepare(self) -> None:
         """All directories are there, on all hosts."""
@@ -143,8 +149,7 @@ class Campaign:
                 Disturbance(began, ended, fault.hosts, fault.empties, fault.name)
             )
             print(f"{ended:.4f} {fault.name}: over")
-        for worker in workers:
-            worker.join(_GIVE_UP_S)
+        join_all(workers, _GIVE_UP_S)
 
     def _wait(self, seconds: float, workers: list[threading.Thread]) -> None:
         end = time.monotonic() + seconds
@@ -303,19 +308,18 @@ class Campaign:
 
     def look_at_all(self) -> None:
         """Each host reads each name by each way, as soon as it can; all list the same names.
-        Raises TimeoutError, Violation."""
+        Raises TimeoutError, Hangs, Violation."""
         told = [each for each in self.history.events if each.action != "append"]
         names = sorted({each.name for each in told if not each.name.endswith("/")})
         end = time.monotonic() + _CALM_S
-        for host in self._cluster:
-            for number in range(_FRONTS):
-                # A thread of its own, which may enter a host.
-                thread = threading.Thread(target=self._look, args=(host, number, names, end))
-                thread.start()
-                thread.join()
-        if self._errors:
-            raise self._errors[0]
-        lists = {host.number: self._listed(host) for host in self._cluster}
+        lists: dict[int, list[str]] = {}
+        threads = [
+            threading.Thread(target=self._look, args=(host, names, end, lists), daemon=True)
+            for host in self._cluster
+        ]
+        for thread in threads:
+            thread.start()
+        self._await(threads, _CALM_S + _GIVE_UP_S)
         if self._plan.with_moves and len(set(map(tuple, lists.values()))) > 1:
             raise Violation(self._differing(lists))
 
@@ -329,11 +333,14 @@ class Campaign:
                 told += [f"{name} is listed by hosts {listing}:", *map(str, of_it)]
         return "\n".join(["hosts list different names", *told])
 
-    def _look(self, host: Host, number: int, names: list[str], end: float) -> None:
+    def _look(self, host: Host, names: list[str], end: float, lists: dict[int, list[str]]) -> None:
+        """In a thread of its own, which enters the host."""
         try:
-            with self._front(host, number) as front:
-                for name in names:
-                    self._read_at_last(host, front, name, end)
+            for number in range(_FRONTS):
+                with self._front(host, number) as front:
+                    for name in names:
+                        self._read_at_last(host, front, name, end)
+            lists[host.number] = self._listed(host)
         except BaseException as error:
             self._errors.append(error)
 

@@ -107,6 +107,10 @@ class Refused(Exception):
     """It was not done: there was something where nothing may be, or nothing."""
 
 
+class Hangs(Exception):
+    """Operations that never end; the text says which, and where the processes stand."""
+
+
 @dataclass
 class _Answer:
     value: int
@@ -119,6 +123,8 @@ class History:
     events: list[Event] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     """What failed and changed nothing, by what it said."""
+    _under_way: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """What a thread has asked, and since when."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -127,6 +133,8 @@ class History:
     ) -> Iterator[_Answer]:
         """The operation is done inside, by a front which says how it ended by what it raises."""
         answer, began = _Answer(value), time.monotonic()
+        thread = threading.get_ident()
+        self._under_way[thread] = (f"host {host} {front} {action} {name} {other}".strip(), began)
 
         def record(ended: float, *, is_refused: bool = False) -> None:
             event = Event(host, action, name, answer.value, began, ended, is_refused, other, front)
@@ -144,3 +152,11 @@ class History:
                 self.failures[str(error)] = self.failures.get(str(error), 0) + 1
         else:
             record(time.monotonic())
+        finally:
+            del self._under_way[thread]
+
+    def hanging(self) -> list[str]:
+        """Operations that have not ended: which, and for how long they have been going on."""
+        now = time.monotonic()
+        under_way = list(self._under_way.values())
+        return [f"{asked} for {now - began:.0f} s" for asked, began in under_way]
