@@ -122,28 +122,30 @@ class Loads:
 
     def _run(self, host: Host, load: str, step: _Step) -> None:
         draw = random.Random(f"{self._seed} {host.number} {load}")
-        client: Any = None
-        if load == BUCKET:
-            client = self._client(host)
-        elif load == FILES:
-            self._cluster.network.enter(host.name)
-            client = NfsLoad(host)
         name = f"host {host.number} {load}"
-        while not self._stop.wait(_PAUSE_S[load]):
-            self._under_way[name] = began = time.monotonic()
-            try:
-                step(host, draw, client)
-            except (OSError, BotoCoreError, ClientError, *FAILURES) as error:
-                ended, text = time.monotonic(), f"{type(error).__name__}: {error}"
-                with self.journal.lock:
-                    self.journal.errors.append(LoadError(began, ended, host.number, load, text))
-                self._stop.wait(0.2)
-            finally:
-                del self._under_way[name]
+        with contextlib.ExitStack() as closing:
+            client = self._client(host, load)
+            if client is not None:
+                closing.callback(client.close)
+            while not self._stop.wait(_PAUSE_S[load]):
+                self._under_way[name] = began = time.monotonic()
+                try:
+                    step(host, draw, client)
+                except (OSError, BotoCoreError, ClientError, *FAILURES) as error:
+                    ended, text = time.monotonic(), f"{type(error).__name__}: {error}"
+                    with self.journal.lock:
+                        self.journal.errors.append(LoadError(began, ended, host.number, load, text))
+                    self._stop.wait(0.2)
+                finally:
+                    del self._under_way[name]
 
-    def _client(self, host: Host) -> Any:
-        """A client on that host; the thread stays there."""
+    def _client(self, host: Host, load: str) -> Any:
+        """A client on that host, where the thread stays; None for loads of the mount."""
+        if load not in (BUCKET, FILES):
+            return None
         self._cluster.network.enter(host.name)
+        if load == FILES:
+            return NfsLoad(host)
         return boto3.session.Session().client(
             "s3",
             endpoint_url=f"http://{host.address}:{S3_PORT}",
