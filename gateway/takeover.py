@@ -1,23 +1,32 @@
 """Whether a node's mount outlives its daemon, and the mount that outlived the daemon before."""
 
+import contextlib
 import logging
 import os
+import select
+import signal
+from collections.abc import Collection
+from typing import Final
 
 import msgspec
 
 from gateway.fuse import mount
 from gateway.fuse.channel import device, mode_probe
 from gateway.fuse.mount import Agreement, Outliving
+from gateway.fuse.views.kept_views import KeptItem, views_of
 from gateway.holder import claim, holder_process
 from gateway.holder.claim import KeptMount
 from gateway.holder.holding import HandOver
-from gateway.holder.mount_journal import NOBODY
+from gateway.holder.mount_journal import NOBODY, VIEWED
+from gateway.nfs.jail_control import JailControl, TakenJail, wish
 from gateway.node_start import Start
 from kvfs.base.config import Config
 from kvfs.base.errors import NotFound
 from kvfs.datastore.layout import Store
+from kvfs.meta.records import namespace_of
 from kvfs.node.survivors import SurvivingHandle, Survivors
 
+_END_S: Final = 10
 log = logging.getLogger(__name__)
 
 
@@ -30,7 +39,6 @@ def obstacle(config: Config) -> str:
     for name, is_set in (
         ("engine", bool(config.engine)),
         ("cold", bool(config.cold)),
-        ("nfs", config.nfs != "off"),
         ("mode libfuse", config.mode == "libfuse"),
     ):
         if is_set:
@@ -45,6 +53,9 @@ class Takeover:
         self._config = config
         self._start = start
         self._taken: KeptMount | None = None
+        self._jail: JailControl | None = None
+        self._kept: dict[str, KeptItem] | None = None
+        """The things that are kept of the mount's views."""
         self.hand_over = HandOver()
         self.is_wanted = config.takeover_s > 0
         why = obstacle(config) if self.is_wanted else ""
@@ -56,23 +67,33 @@ class Takeover:
         """Takes the mount that the daemon before left; returns what programs have open by it. One
         that this node cannot go on with is ended. Raises NotFound if there must be one."""
         taken = claim.take(store.run)
+        self._jail = JailControl(store.run)
         if taken is None:
+            with contextlib.suppress(OSError):
+                self._jail.kill()
             if self._start.takes_over:
                 raise NotFound(f"no mount of the store {store.root} waits for another daemon")
             return None
+        jail = self._jail.take()
         why = self._why_not(taken)
         if why:
             log.warning("the mount of the node before cannot be gone on with: %s", why)
             taken.journal.close()
             os.close(taken.device)
             os.close(taken.holder)
+            _end_views(self._jail, jail)
             claim.give_up(store.run)
             if self._start.takes_over:
                 raise NotFound(f"the mount of the store {store.root} cannot be gone on with: {why}")
             return None
+        if jail is not None and jail.about["wish"] != wish(self._config):
+            log.warning("NFS-Ganesha ends with the node before: its settings are others now")
+            _end_views(self._jail, jail)
+            jail = None
         self._taken = taken
         taken.journal.take_over()
-        return _survivors(taken)
+        self._kept = jail.items if jail is not None else None
+        return _survivors(taken, views_of(jail.items) if jail is not None else ())
 
     def _why_not(self, taken: KeptMount) -> str:
         if not self.is_wanted or not self._start.mounted:
@@ -95,12 +116,26 @@ class Takeover:
             return None
         taken, self._taken = self._taken, None
         config = self._config
+        kept, self._kept = self._kept, None
         return Outliving(
-            config.store / "run", config.takeover_s, self._start.successor, self.hand_over, taken
+            config.store / "run",
+            config.takeover_s,
+            self._start.successor,
+            self.hand_over,
+            taken,
+            self._jail if kept is not None else None,
+            kept or {},
         )
 
 
-def _survivors(taken: KeptMount) -> Survivors:
+def _survivors(taken: KeptMount, views: Collection[int]) -> Survivors:
+    """`views`: the namespaces of the views that outlived the daemon, too."""
+    files = []
+    for entry, each in list(taken.journal.files()):
+        if each.request & VIEWED and namespace_of(each.ino) not in views:
+            taken.journal.released(entry)
+        else:
+            files.append((entry, each))
     handles = [
         SurvivingHandle(
             each.fh,
@@ -110,7 +145,22 @@ def _survivors(taken: KeptMount) -> Survivors:
             None if each.owner == NOBODY else each.owner,
             each.request,
             entry,
+            bool(each.request & VIEWED),
         )
-        for entry, each in taken.journal.files()
+        for entry, each in files
     ]
     return Survivors(handles, list(taken.journal.notes().values()))
+
+
+def _end_views(control: JailControl, jail: TakenJail | None) -> None:
+    """Ends the Ganesha of the daemon before, and then its views."""
+    if jail is None:
+        return
+    with contextlib.suppress(OSError):
+        control.kill()
+    ended = select.poll()
+    ended.register(jail.pidfd, select.POLLIN)
+    if not ended.poll(_END_S * 1000):
+        signal.pidfd_send_signal(jail.pidfd, signal.SIGKILL)
+    for each in (jail.pidfd, *(fd for item in jail.items.values() for fd in item.fds)):
+        os.close(each)

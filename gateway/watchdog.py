@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
@@ -27,31 +27,19 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def watched(
-    mountpoint: str, held: int | None = None, answers: str = ""
-) -> AsyncIterator[trio.Event]:
+async def watched(mountpoint: str) -> AsyncIterator[trio.Event]:
     """Ends the filesystem mounted there within seconds of this process's death, while the block
     lasts, from when the event is set until the block has ended, even if that is cancelled. Entering
-    it is no checkpoint: nobody else removes the mount just made.
-
-    `held`, `answers`: the mount's device, and a file: after this process's death the mount does not
-    end, and no waiting caller is told anything, before that file is no longer locked."""
-    async with beside(partial(_keep, _Watched(mountpoint, held, answers))) as begun:
+    it is no checkpoint: nobody else removes the mount just made."""
+    async with beside(partial(_keep, mountpoint)) as begun:
         yield begun
 
 
-class _Watched(NamedTuple):
-    mountpoint: str
-    held: int | None
-    answers: str
-
-
-async def _keep(mount: _Watched, scope: trio.CancelScope, begun: trio.Event) -> None:
-    mountpoint = mount.mountpoint
+async def _keep(mountpoint: str, scope: trio.CancelScope, begun: trio.Event) -> None:
     with scope:
         while True:
             try:
-                process = await _start(mount)
+                process = await _start(mountpoint)
             except OSError as error:
                 log.warning("the watchdog of %s cannot be started: %s", mountpoint, error)
                 process = None
@@ -68,9 +56,8 @@ async def _keep(mount: _Watched, scope: trio.CancelScope, begun: trio.Event) -> 
             await trio.sleep(_PAUSE_S)
 
 
-async def _start(mount: _Watched) -> trio.Process:
+async def _start(mountpoint: str) -> trio.Process:
     """Raises OSError."""
-    mountpoint = mount.mountpoint
     with contextlib.ExitStack() as closing:
         fds = [os.pidfd_open(os.getpid())]
         closing.callback(os.close, fds[0])
@@ -84,10 +71,10 @@ async def _start(mount: _Watched) -> trio.Process:
             [
                 *(sys.executable, "-I", "-S", watchdog_process.__file__),
                 *map(str, numbers),
-                *(str(_PACKAGES), found.device if found else "", mountpoint, mount.answers),
+                *(str(_PACKAGES), found.device if found else "", mountpoint),
             ],
             stdin=subprocess.DEVNULL,
-            pass_fds=fds if mount.held is None else [*fds, mount.held],
+            pass_fds=fds,
             cwd="/",
             start_new_session=True,  # who kills the daemon's process group does not kill it
         )

@@ -1,7 +1,7 @@
 """The watchdog of a mount: a process that waits for the end of its daemon and then ends the mount's
 connection to the kernel.
 
-    python -I -S watchdog_process.py VERSION PID PIDFD ABORT PACKAGES DEVICE MOUNTPOINT ANSWERS
+    python -I -S watchdog_process.py VERSION PID PIDFD ABORT PACKAGES DEVICE MOUNTPOINT
 
 VERSION is that of these arguments: if it is another than this program's, the program was replaced
 beneath the running daemon, and this one ends at once with REPLACED. PIDFD (of the daemon) and ABORT
@@ -9,30 +9,22 @@ beneath the running daemon, and this one ends at once with REPLACED. PIDFD (of t
 order. It imports nothing of KVFS, so that it takes 4 MB of memory of its own: without ABORT it asks
 a new interpreter.
 
-If another process serves from the mount, the mount's open device is inherited too. Then callers
-that wait for an answer of the daemon wait on after its death, until the file ANSWERS (empty: there
-is none) is no longer locked (flock(2)) by the process that would pass errors on to clients, which
-give up because of them.
-
 A killed daemon is not always gone: while the kernel holds one of its threads in a lock, its
 descriptors stay open, and its pidfd does not report its end. So the state of its first thread is
 checked too, each second. That number is nobody else's while a thread is left.
 """
 
-import fcntl
 import os
 import select
 import signal
 import sys
 import time
 
-VERSION = 1
+VERSION = 2
 """Grows by one when the arguments change."""
 REPLACED = 75
 """The exit code where the arguments are of another version; it never changes."""
 _LOOK_MS = 1000
-_SILENT_S = 3.0
-_STEP_S = 0.005
 
 
 def main() -> None:
@@ -43,13 +35,11 @@ def main() -> None:
     if sys.argv[1] != str(VERSION):
         sys.exit(REPLACED)
     pid, pidfd, abort = map(int, sys.argv[2:5])
-    packages, device, mountpoint, answers = sys.argv[5:9]
+    packages, device, mountpoint = sys.argv[5:8]
     ended = select.poll()
     ended.register(pidfd, select.POLLIN)
     while not ended.poll(_LOOK_MS) and not has_ended(pid):
         pass
-    if answers:
-        _wait_until_silent(answers)
     _say(f"the daemon (process {pid}) has died: its mount at {mountpoint} is ended")
     if abort >= 0:
         os.write(abort, b"1")
@@ -64,21 +54,6 @@ def has_ended(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] in "ZX"
     except (OSError, IndexError):
         return False  # gone, or about to: the pidfd says so
-
-
-def _wait_until_silent(answers: str) -> None:
-    """Waits for it, up to a deadline."""
-    try:
-        fd = os.open(answers, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    deadline = time.monotonic() + _SILENT_S
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return
-        except OSError:
-            time.sleep(_STEP_S)
 
 
 def _say(text: str) -> None:

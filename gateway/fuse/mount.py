@@ -9,6 +9,7 @@
 
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -31,10 +32,11 @@ from gateway.fuse.files.restored_files import JournaledOpenFiles
 from gateway.fuse.notify.invalidation import Invalidator, KernelNotifier
 from gateway.fuse.notify.sibling_kernels import MountMemory, Neighbours
 from gateway.fuse.operations import Operations
-from gateway.fuse.views.view import MountViews
+from gateway.fuse.views.kept_views import KeptItem, ViewKeeper
+from gateway.fuse.views.view import GoneOn, MountViews
 from gateway.holder.claim import KeptMount
 from gateway.holder.holding import HandOver, Keeping, kept
-from gateway.holder.mount_journal import MountJournal
+from gateway.holder.mount_journal import VIEWED, MountJournal
 from gateway.node_start import Successor
 from gateway.watchdog import watched
 from kvfs.base import fuse_device
@@ -69,7 +71,6 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """The version of the daemon, for the log."""
     init: bytes
     """The kernel's INIT."""
-    minor: int
     passthrough: bool
     stack_depth: int
     direct_writes: bool
@@ -87,6 +88,10 @@ class Outliving(NamedTuple):
     hand_over: HandOver
     taken: KeptMount | None
     """The mount that outlived the daemon before; None: it is made anew."""
+    keeper: ViewKeeper | None = None
+    """The process that kept the views of that mount; None: there is none."""
+    kept: Mapping[str, KeptItem] = {}
+    """The things that it kept."""
 
     def agreement(self) -> Agreement:
         """Returns what the daemon before agreed on."""
@@ -232,8 +237,9 @@ async def _serve_device(
     node.holders.mounted(open_files)
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
+            handles: list[tuple[int, Handle]] = []
             if journal is not None:
-                await _keep_journal(node, fast, operations, backing, journal, agreed)
+                handles = await _keep_journal(node, fast, operations, backing, journal, agreed)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(operations.run)
                 nursery.start_soon(pyfuse3.main)
@@ -259,9 +265,10 @@ async def _serve_device(
                 if journal is not None:
                     journal.describe(_agreement(options, fast, backing, info))
                 describe(info)
-                with node.mounts.viewed(
-                    MountViews(nursery, operations, backing, neighbours, where)
-                ):
+                views = MountViews(nursery, operations, backing, neighbours, where, info.takeover_s)
+                if outliving is not None and outliving.keeper is not None and journal is not None:
+                    await views.go_on(_gone_on(outliving.keeper, outliving.kept, handles, journal))
+                with node.mounts.viewed(views):
                     task_status.started(info)
                     await trio.sleep_forever()
     except trio.TooSlowError:
@@ -313,11 +320,12 @@ async def _keep_journal(
     backing: BackingRegistry,
     journal: MountJournal,
     agreed: Agreement | None,
-) -> None:
-    """Begins to keep the journal, and goes on with what it says of a mount that was taken over."""
+) -> list[tuple[int, Handle]]:
+    """Begins to keep the journal, and goes on with what it says of a mount that was taken over.
+    Returns all open handles with the numbers of their requests."""
     assert isinstance(backing, JournaledRegistry), "a mount with a journal has this one"
     survivors = node.survivors
-    handles = []
+    handles: list[tuple[int, Handle]] = []
     if agreed is not None and survivors is not None:
         ids = backing.go_on(set(survivors.by_file))
         requests = {each.fh: each.request for of in survivors.by_file.values() for each in of}
@@ -329,8 +337,25 @@ async def _keep_journal(
         fast.handlers.relist()
     fast.keep_journal()
     if agreed is not None:
-        resent = ResentRequests(operations, fast.handlers, backing, handles, journal.notes())
-        fast.go_on(agreed.init, agreed.minor, resent)
+        own = [each for each in handles if not each[0] & VIEWED]
+        notes = {request: ino for request, ino in journal.notes().items() if not request & VIEWED}
+        fast.go_on(agreed.init, ResentRequests(operations, fast.handlers, backing, own, notes))
+    return handles
+
+
+def _gone_on(
+    keeper: ViewKeeper,
+    items: Mapping[str, KeptItem],
+    handles: Sequence[tuple[int, Handle]],
+    journal: MountJournal,
+) -> GoneOn:
+    """Returns what an earlier daemon left of the views."""
+    return GoneOn(
+        keeper,
+        items,
+        [(request & ~VIEWED, handle) for request, handle in handles if request & VIEWED],
+        {request & ~VIEWED: ino for request, ino in journal.notes().items() if request & VIEWED},
+    )
 
 
 def _agreement(
@@ -340,7 +365,6 @@ def _agreement(
         options=options,
         version=VERSION,
         init=fast.init,
-        minor=fast.kernel_minor,
         passthrough=backing.passthrough,
         stack_depth=backing.stack_depth,
         direct_writes=backing.direct_writes,

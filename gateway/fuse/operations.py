@@ -90,6 +90,8 @@ class Operations:
         self.names = node.names
         self.misses = node.mounts.misses
         self.locks = locks
+        self.lock_openers: Final[set[int]] = set()
+        """Threads of this process that open files only to lock them."""
         self.open_files = open_files
         self.publishing = open_files.publishing
         self.ranges = Ranges(open_files)

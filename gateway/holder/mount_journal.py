@@ -29,8 +29,11 @@ import msgspec
 
 from kvfs.base.errors import NotSupported
 
-VERSION: Final = 1
+VERSION: Final = 2
 """The version of the layout."""
+VIEWED: Final = 1 << 62
+"""Set in the numbers of requests, and of backing files, of the view of the inode's namespace
+(`gateway.fuse.views`), whose kernel counts for itself."""
 _HEADER: Final = struct.Struct("<IIIIII")
 """Version; generation; length of the description; how many entries of each table were ever used:
 files, backings, directories."""

@@ -1,26 +1,21 @@
-"""One run of NFS-Ganesha: its jail's process, its log, and its readiness."""
+"""One run of NFS-Ganesha: its log, and its readiness."""
 
 import contextlib
 import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final
 
 import trio
 
-from gateway.nfs import jail_process
+from gateway.nfs.jail import Jail
 from kvfs.base.errors import Unavailable
 
 READY_S: Final = 30.0
-STOP_S: Final = 10.0
 _READY: Final = "NFS SERVER INITIALIZED"
 _REREAD: Final = "Reread exports complete"
-_PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
 _LINE_LIMIT: Final = 64 << 10
 _REREAD_S: Final = 10.0
 _REASONS: Final = 2
@@ -50,29 +45,19 @@ log = logging.getLogger(__name__)
 
 
 class Ganesha:
-    """One run. `start` begins it; `run` relays its log until it ends."""
+    """One run, started by this daemon or an earlier one. `run` begins or goes on with it, and
+    relays its log until it ends."""
 
-    def __init__(
-        self, root: Path, secrets: tuple[str, str], program: str, *, guarded: bool
-    ) -> None:
-        """See `jail_process`."""
-        self._command = [
-            *(sys.executable, "-I", "-S", "-c", jail_process.BEGIN, str(_PACKAGES)),
-            *(
-                str(jail_process.VERSION),
-                str(os.getpid()),
-                str(root),
-                *secrets,
-                "guarded" if guarded else "",
-                program,
-            ),
-        ]
-        self._process: trio.Process | None = None
+    def __init__(self, log_fd: int, pid: int = 0) -> None:
+        """`log_fd`: what its log is read from; `pid`: of one that is ready."""
+        self._log_fd = log_fd
         self.ready = trio.Event()
+        if pid:
+            self.ready.set()
         self._reread = trio.Event()
         self._silent = trio.Event()
         """Set when its log has ended."""
-        self.pid = 0
+        self.pid = pid
         """The process id of Ganesha itself, once that is known."""
         self.complaint = ""
         """The last serious line of its log."""
@@ -82,26 +67,20 @@ class Ganesha:
         self._reasons: list[str] = []
         """Its complaints since then, or since the last of them."""
 
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> int:
-        """Starts it; started when it is ready. Returns its exit code when it has ended. Raises
-        Unavailable if it ends before it is ready, or is not ready in time. Cancelled: it is ended
-        in order."""
-        process = self._process = await trio.lowlevel.open_process(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            start_new_session=True,
-        )
+    async def run(
+        self, jail: Jail, *, is_left: Callable[[], bool], task_status: trio.TaskStatus[None]
+    ) -> int | None:
+        """Started when it is ready. Returns its exit code, if that is known, when it has ended.
+        Raises Unavailable if it ends before it is ready, or is not ready in time. Cancelled: it is
+        ended in order, unless it is left to the next daemon."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._relay)
                 with trio.move_on_after(READY_S):
-                    await self._until_ready(process)
+                    await self._until_ready(jail)
                 if self.ready.is_set():
                     task_status.started()
-                    await process.wait()
+                    await jail.ended()
                 with trio.move_on_after(_LAST_WORDS_S):
                     await self._silent.wait()
                 nursery.cancel_scope.cancel()
@@ -109,13 +88,12 @@ class Ganesha:
                 raise Unavailable(
                     f"NFS-Ganesha does not start: {self.complaint or 'it says nothing'}"
                 )
-            code = await process.wait()
+            return jail.code
         finally:
             with trio.CancelScope(shield=True):
-                await self._end(process)
-        return code
+                await jail.close(ends=not is_left())
 
-    async def _until_ready(self, process: trio.Process) -> None:
+    async def _until_ready(self, jail: Jail) -> None:
         async with trio.open_nursery() as nursery:
 
             async def until(wait: Callable[[], Awaitable[object]]) -> None:
@@ -123,7 +101,7 @@ class Ganesha:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(until, self.ready.wait)
-            nursery.start_soon(until, process.wait)
+            nursery.start_soon(until, jail.ended)
 
     def end(self) -> None:
         """Makes it end; `run` returns then."""
@@ -146,14 +124,13 @@ class Ganesha:
 
     async def _relay(self) -> None:
         """Relays its log into the daemon's."""
-        assert self._process is not None
-        assert self._process.stderr is not None
         pending = b""
-        while part := await self._process.stderr.receive_some():
-            *lines, pending = (pending + part).split(b"\n")
-            pending = pending[-_LINE_LIMIT:]
-            for line in lines:
-                self._line(line.decode(errors="backslashreplace"))
+        async with trio.lowlevel.FdStream(self._log_fd) as stream:
+            while part := await stream.receive_some():
+                *lines, pending = (pending + part).split(b"\n")
+                pending = pending[-_LINE_LIMIT:]
+                for line in lines:
+                    self._line(line.decode(errors="backslashreplace"))
         self._silent.set()
 
     def _line(self, line: str) -> None:
@@ -180,21 +157,6 @@ class Ganesha:
         else:
             self.left_out[int(found[1])] = "; ".join(self._reasons[:_REASONS]) or complaint
             self._reasons.clear()
-
-    async def _end(self, process: trio.Process) -> None:
-        """Ends the jail's process by its standard input, in order with a byte; it ends Ganesha."""
-        assert process.stdin is not None
-        assert process.stderr is not None
-        with contextlib.suppress(trio.BrokenResourceError):
-            await process.stdin.send_all(b".")
-        await process.stdin.aclose()
-        with trio.move_on_after(STOP_S):
-            await process.wait()
-        if process.poll() is None:
-            log.error("NFS-Ganesha did not end: it is killed")
-            process.kill()
-            await process.wait()
-        await process.stderr.aclose()
 
 
 def _told(found: re.Match[str]) -> tuple[int, str]:

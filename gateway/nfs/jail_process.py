@@ -1,6 +1,7 @@
 """Runs NFS-Ganesha in a mount namespace in which nothing lies but the exports.
 
     python -I -S -c BEGIN PACKAGES VERSION PID ROOT EXPORTS SECRET GUARD GANESHA
+        LISTENER WAIT_S ABOUT
 
 VERSION is that of these arguments and of what is said through the standard streams: where it is
 another than this program's, the program was replaced beneath the running daemon.
@@ -15,15 +16,16 @@ behalf Ganesha acts is root there: version 3 does not serve exports in which roo
 (`ganesha_config`). If GUARD is `guarded` (version 3 is served), a name with a slash is refused
 (`name_guard`).
 
-PID is the daemon's. Ganesha ends with this process, which ends when its standard input does, when
-the daemon has ended, or with Ganesha, whose exit code it takes. If the daemon ends it in order, its
-input ends with a byte, and Ganesha is asked to end. Without one the daemon has died, and Ganesha is
-killed before the views end beneath it: it would tell clients errors that make them give up. This
-process imports nothing of KVFS but `name_guard`.
+PID is the daemon's. Ganesha ends with this process, which ends when it is told to, with Ganesha, or
+WAIT_S seconds after the daemon has died, if no other one has taken Ganesha over till then
+(`jail_keeper`). LISTENER is the socket for callers, an inherited descriptor; ABOUT (JSON) is for
+the next daemon. If the daemon ends it, Ganesha is asked to end. Without a daemon Ganesha is killed,
+and then the views are ended: by an error of theirs clients would give up. This process imports
+nothing of KVFS but `name_guard` and `jail_keeper`.
 
 Below ROOT, a directory of the daemon's, lie `jail` (empty), `etc`, `dev`, `run`, `conf`, `exports`
-(a shared mount, below which the daemon mounts and unmounts views), `state`, and two files on which
-this process has locks (flock(2)): `answers` while Ganesha may answer, `runs` until it has ended.
+(a shared mount, below which the daemon mounts and unmounts views), `state`, and `runs`, a file on
+which this process has a lock (flock(2)) until it has ended.
 """
 
 import ctypes
@@ -33,16 +35,18 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 
 from gateway.nfs import name_guard
+from gateway.nfs.jail_keeper import JailKeeper
 
 BEGIN = (
     "import sys; sys.path.append(sys.argv.pop(1));"
     " from gateway.nfs import jail_process; sys.exit(jail_process.main())"
 )
 """The program: it imports the standard library's modules first, then those of KVFS."""
-VERSION = 1
+VERSION = 2
 """Grows by one when any of that changes."""
 _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
@@ -62,6 +66,7 @@ _MALLOC = {
 """Settings by which buffers of READs and WRITEs are reused: the C library would map each anew, for
 the kernel to fill with zeros, as their size is just what it maps by itself (mallopt(3))."""
 _LOOK_MS = 1000
+_WAITING_LOOK_MS = 100
 _STOP_S = 5
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,8 +79,11 @@ def main() -> int:
         _say("the program was replaced beneath the running node: restart the node")
         return 70
     daemon = int(sys.argv[2])
-    root, exports, secret, guarded, program = sys.argv[3:8]
-    answers, _runs = (_locked(f"{root}/{name}") for name in ("answers", "runs"))
+    root, exports, secret, guarded, program, listener, wait_s, about = sys.argv[3:11]
+    _runs = _locked(f"{root}/runs")
+    keeper = JailKeeper(daemon, socket.socket(fileno=int(listener)), float(wait_s), about)
+    if not keeper.until_begun():
+        return 0
     ours, theirs = socket.socketpair()
     channel = theirs if guarded == "guarded" else None
     child = os.fork()
@@ -85,30 +93,40 @@ def main() -> int:
         except OSError as error:
             _say(f"NFS-Ganesha cannot be started: {error}")
         os._exit(70)
+    keeper.began(child)
     _say(f"pid {child}")
     theirs.close()
     name_guard.guard(ours, child)
-    ended = os.pidfd_open(child)
-    waiting = select.poll()
-    waiting.register(ended, select.POLLIN)
-    waiting.register(0, select.POLLIN | select.POLLHUP)
-    while not (found := dict(waiting.poll(_LOOK_MS))) and not has_ended(daemon):
-        pass
-    if ended not in found:
-        _end(child, ended, in_order=bool(os.read(0, 1) if 0 in found else b""))
-    os.close(answers)
+    _wait(child, keeper)
+    if not keeper.has_daemon:  # a killed thread of Ganesha may wait for a view until that ends
+        keeper.end_views()
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) & 0xFF
 
 
-def _end(child: int, ended: int, *, in_order: bool) -> None:
-    if in_order:
-        os.kill(child, signal.SIGTERM)
-        end = select.poll()
-        end.register(ended, select.POLLIN)
-        if end.poll(_STOP_S * 1000):
+def _wait(child: int, keeper: JailKeeper) -> None:
+    """Returns when Ganesha has ended, or is killed."""
+    ended = os.pidfd_open(child)
+    asked_until = 0.0
+    while True:
+        waiting = select.poll()
+        for each in (ended, keeper.listener.fileno(), *keeper.watched()):
+            waiting.register(each, select.POLLIN)
+        pause_ms = _WAITING_LOOK_MS if asked_until or not keeper.has_daemon else _LOOK_MS
+        found = dict(waiting.poll(pause_ms))
+        if ended in found:
             return
-    os.kill(child, signal.SIGKILL)
+        if keeper.listener.fileno() in found:
+            keeper.serve()
+        if keeper.is_ending and keeper.in_order and keeper.has_daemon:
+            if not asked_until:
+                os.kill(child, signal.SIGTERM)
+                asked_until = time.monotonic() + _STOP_S
+            if time.monotonic() < asked_until:
+                continue
+        if keeper.is_ending or keeper.has_waited():
+            os.kill(child, signal.SIGKILL)
+            return
 
 
 def _locked(path: str) -> int:
@@ -118,16 +136,12 @@ def _locked(path: str) -> int:
     return fd
 
 
-def has_ended(pid: int) -> bool:
-    """Returns whether its first thread has ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "ZX"
-    except (OSError, IndexError):
-        return True
-
-
 def _say(text: str) -> None:
+    """Writes to the daemon's log, if there is room: perhaps nobody reads it now."""
+    room = select.poll()
+    room.register(2, select.POLLOUT)
+    if not room.poll(0):
+        return
     try:
         os.write(2, f"{text}\n".encode())
     except OSError:
@@ -156,9 +170,8 @@ def _become_ganesha(
     os.dup2(nowhere, 0)
     os.dup2(2, 1)
     kept = -1 if channel is None else channel.fileno()  # until the program is executed
-    for each in range(3, 1024):
-        if each != kept:
-            _close(each)
+    os.closerange(3, max(kept, 3))
+    os.closerange(max(kept + 1, 3), 1 << 20)
     if channel is not None:
         name_guard.begin(channel)
     environment = {"PATH": "/usr/sbin:/usr/bin", "LANG": "C.UTF-8", **_MALLOC}
@@ -170,13 +183,6 @@ def epoch() -> int:
     cluster: write verifiers and the numbers of clients are made of it. Ganesha's own would be the
     time in seconds, which is the same for two starts within one, or if the clock was set back."""
     return int.from_bytes(os.urandom(4), "big") or 1
-
-
-def _close(number: int) -> None:
-    try:
-        os.close(number)
-    except OSError:
-        pass
 
 
 def _furnish(root: str, jail: str, exports: str, secret: str) -> None:

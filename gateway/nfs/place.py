@@ -9,7 +9,7 @@ user alone. `jail_process` explains its use.
 | run | the port mapper's socket | a run |
 | conf | Ganesha's configuration | a run |
 | exports | the views; a shared mount of a tmpfs, which root alone may enter | a run |
-| answers, runs | locked by the process of the jail | a run |
+| runs | locked by the process of the jail | a run |
 | state (`nfs` of the store) | which clients had state, for their return after a restart | always |
 
 A handle of Ganesha's names the filesystem by its UUID, as libblkid calls it. To keep that the same
@@ -61,11 +61,6 @@ class NfsDirectories:
         self._mounts: MountTable | None = None
         self._mounted: set[int] = set()
 
-    @property
-    def answers(self) -> Path:
-        """The file that is locked while a server may answer clients from the views."""
-        return self.root / "answers"
-
     def wait_until_left(self) -> None:
         """Returns when no server of a killed node runs there. Raises Busy, OSError."""
         try:
@@ -99,6 +94,12 @@ class NfsDirectories:
         self._tables.clear()
         self.copy_tables()
         self.list_views({})
+
+    def go_on(self, secrets: tuple[str, str], views: Mapping[int, str]) -> None:
+        """Goes on with the directories of an earlier daemon. `views`: where they are mounted, by
+        the exports' numbers."""
+        self.secrets = secrets
+        self._names = {number: os.path.basename(where) for number, where in views.items()}
 
     def clear(self) -> None:
         """Unmounts and removes all of it except the state. Raises Unavailable, OSError."""

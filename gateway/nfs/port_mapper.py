@@ -6,6 +6,7 @@ everything is registered, and the machine's own rpcbind, which others would ask,
 it.
 """
 
+import contextlib
 import os
 import struct
 from pathlib import Path
@@ -35,6 +36,8 @@ async def serve(
     with listener:
         # The path of a store may be longer than a socket's address can be.
         with closing(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as number:
+            with contextlib.suppress(FileNotFoundError):  # that of an earlier daemon
+                os.unlink(SOCKET, dir_fd=number)
             await listener.bind(f"/proc/self/fd/{number}/{SOCKET}")
         listener.listen(_CALLERS)
         limit = trio.CapacityLimiter(_CALLERS)

@@ -9,36 +9,40 @@ exported by one NFS-Ganesha in a jail. Once a second it examines the exports.
 | Ganesha ends | started again, after 0.1 s and then twice as long each time, 5 s at most |
 | Ganesha does not answer for a minute | killed, and so started again |
 | the mount goes | Ganesha ends, the views with the mount; all begin again with the next one |
-| the daemon ends, in order or not | Ganesha with it |
+| the daemon ends, in order or not | Ganesha with it, unless the mount goes on with another daemon |
+| the next daemon begins | it goes on with Ganesha, which reads its exports again |
 """
 
-import errno
+import contextlib
 import logging
-import socket
 import time
 import uuid
 import zlib
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import trio
 
-from gateway.fuse.views.view import innermost
+from gateway.fuse.views.kept_views import views_of
+from gateway.fuse.views.view import MountViews, innermost
 from gateway.nfs import connections, exports, liveness, port_mapper, requirements
+from gateway.nfs import jail as jails
 from gateway.nfs.exports import Exported
 from gateway.nfs.ganesha import Ganesha
 from gateway.nfs.ganesha_config import Server, first_lines, render
+from gateway.nfs.jail import Jail
+from gateway.nfs.jail_control import JailControl, TakenJail, wish
+from gateway.nfs.listening import bound
 from gateway.nfs.place import NfsDirectories
+from gateway.nfs.read_only_views import ReadOnlyViews
 from kvfs.base.config import NFS_USUAL, Address, Config
-from kvfs.base.errors import Busy, Invalid, KvfsError, NotSupported, Unavailable
+from kvfs.base.errors import KvfsError, NotSupported, Unavailable
 from kvfs.cluster.node_identity import which_node
 from kvfs.node import Node
-from kvfs.node.mounts import Views
 
 _LOOK_S: Final = 1.0
 BACKOFF_S: Final = (0.1, 5.0)
 _HEALTHY_S: Final = 30.0
-_SETTLE_S: Final = (1.0, 60.0)
 _ANSWER_S: Final = 20.0
 _ASK_S: Final = 5.0
 _PATIENCE_S: Final = 60.0
@@ -53,16 +57,6 @@ def is_wanted(config: Config) -> bool:
     return config.nfs != "off"
 
 
-class _Refused(NamedTuple):
-    """A view that the kernel refused to make read-only, or writable again."""
-
-    read_only: bool
-    """The wish."""
-    pause_s: float
-    again_s: float
-    """The moment of the next try, by trio's clock."""
-
-
 class NfsServing:
     """The NFS door of one node. A companion: call it."""
 
@@ -74,8 +68,7 @@ class NfsServing:
         self._served: dict[int, Exported] = {}
         self._problems: dict[int, str] = {}
         """Problems of exports that cannot be served, by number."""
-        self._refused: dict[int, _Refused] = {}
-        """The refused views by number of the export."""
+        self._read_only = ReadOnlyViews()
         self._lines: dict[int, int] = {}
         """The exports in the configuration, by their first lines."""
         self._ganesha: Ganesha | None = None
@@ -88,6 +81,7 @@ class NfsServing:
         """The Ganesha that has read the exports of `_served`."""
         self._own_ports: set[int] = set()
         """The ports of connections that ask whether Ganesha answers."""
+        self._jail = JailControl(config.store / "run")
         self._looks = 0
         """How often an examination of the exports was begun."""
         self._problem = "it has not started yet"
@@ -99,23 +93,22 @@ class NfsServing:
         self._program = requirements.require()
         self._identity = _identity(node)
         self._place = NfsDirectories(node.store.run, node.store.root / "nfs")
-        await trio.to_thread.run_sync(self._place.wait_until_left)
-        self._address = await trio.to_thread.run_sync(_bound, self._address)
-        if self._config.nfs_v3:
-            mount_port = Address(self._address.host, self._config.nfs_mount_port)
-            await trio.to_thread.run_sync(_bound, mount_port)
         node.reports["nfs"] = self._report
         node.control.handlers.update(nfs_look=self._answer_look, nfs_clients=self._answer_clients)
+        views = await self._views()
+        taken = await self._taken(views)
+        if taken is None:
+            await self._require_free()
         started = False
         while True:
-            views = await self._views()
             try:
-                await trio.to_thread.run_sync(self._place.make)
+                if taken is None:
+                    await trio.to_thread.run_sync(self._place.make)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._until_without, views, nursery.cancel_scope)
                     if self._config.nfs_v3:
                         await nursery.start(port_mapper.serve, self._place.root / "run")
-                    await nursery.start(self._run_ganesha, views)
+                    await nursery.start(self._run_ganesha, views, taken)
                     if not started:
                         task_status.started()
                         started = True
@@ -129,10 +122,42 @@ class NfsServing:
             finally:
                 with trio.CancelScope(shield=True):
                     await self._close(views)
+            views, taken = await self._views(), None
+
+    async def _require_free(self) -> None:
+        """Raises Busy where another server has the ports, or one of a killed node is still there;
+        Invalid."""
+        with contextlib.suppress(OSError):  # there is none that waits for another daemon
+            await trio.to_thread.run_sync(self._jail.kill)
+        await trio.to_thread.run_sync(self._place.wait_until_left)
+        self._address = await trio.to_thread.run_sync(bound, self._address)
+        if self._config.nfs_v3:
+            mount_port = Address(self._address.host, self._config.nfs_mount_port)
+            await trio.to_thread.run_sync(bound, mount_port)
+
+    async def _taken(self, views: MountViews) -> TakenJail | None:
+        """Returns the Ganesha of an earlier daemon, whose views all go on; another one is ended."""
+        if views.gone_on is None:
+            return None
+        control = views.gone_on.keeper
+        assert isinstance(control, JailControl), "it keeps views"
+        assert control.taken is not None, "its views go on"
+        taken = control.taken
+        about = taken.about
+        if set(views) == set(views_of(taken.items)):
+            self._address = Address(*about["address"])
+            self._place.go_on(tuple(about["secrets"]), views.directories())
+            return taken
+        log.warning("NFS-Ganesha is started anew: a view that it served does not go on")
+        await Jail.taken(self._jail, taken).close(ends=True)
+        views.kept.end()
+        for number in views:
+            await views.remove(number)
+        return None
 
     # ---- the mount
 
-    async def _views(self) -> Views:
+    async def _views(self) -> MountViews:
         """Returns the views of the mount, once there is one that can have some. Raises NotSupported
         if the first cannot."""
         mounts = self._node.mounts
@@ -143,9 +168,10 @@ class NfsServing:
                 raise NotSupported(f"no NFS: {self._problem} (its mode is libfuse)")
             await mounts.view_changes.wait()
         self._began = True
+        assert isinstance(views, MountViews), "the mount is of this package"
         return views
 
-    async def _until_without(self, views: Views, scope: trio.CancelScope) -> None:
+    async def _until_without(self, views: MountViews, scope: trio.CancelScope) -> None:
         mounts = self._node.mounts
         while mounts.views is views:
             await mounts.view_changes.wait()
@@ -153,30 +179,32 @@ class NfsServing:
 
     # ---- Ganesha
 
-    async def _run_ganesha(self, views: Views, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _run_ganesha(
+        self, views: MountViews, taken: TakenJail | None, *, task_status: trio.TaskStatus[None]
+    ) -> None:
         """Keeps one running, over the present views. Raises Unavailable, OSError if the first does
         not start."""
         status: trio.TaskStatus[None] = task_status
         is_first, pause_s = True, BACKOFF_S[0]
         while True:
-            began = time.monotonic()
-            place, guarded = self._place, self._config.nfs_v3
-            ganesha = Ganesha(place.root, place.secrets, self._program, guarded=guarded)
+            began, complaint = time.monotonic(), ""
             try:
-                await self._apply(views, await self._wanted())
+                ganesha, jail = await self._begin(views, taken)
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(self._run_one, ganesha)
+                    await nursery.start(self._run_one, ganesha, jail)
                     self._ganesha, self._problem = ganesha, ""
                     status.started()
                     status = trio.TASK_STATUS_IGNORED
+                complaint = ganesha.complaint
             except* (KvfsError, OSError) as group:
                 if is_first:
                     raise
                 self._problem = str(innermost(group))
             finally:
                 self._ganesha = None
-            is_first = False
-            self._problem = self._problem or f"NFS-Ganesha ended: {ganesha.complaint or 'silently'}"
+                views.kept.end()
+            is_first, taken = False, None
+            self._problem = self._problem or f"NFS-Ganesha ended: {complaint or 'silently'}"
             log.error("%s; it is started again", self._problem)
             if time.monotonic() - began > _HEALTHY_S:
                 pause_s = BACKOFF_S[0]
@@ -184,12 +212,42 @@ class NfsServing:
             pause_s = min(2 * pause_s, BACKOFF_S[1])
             self._restarts += 1
 
-    async def _run_one(self, ganesha: Ganesha, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _begin(self, views: MountViews, taken: TakenJail | None) -> tuple[Ganesha, Jail]:
+        """Starts one, or goes on with that of an earlier daemon. Raises OSError, Unavailable."""
+        if taken is not None:
+            log.info("NFS-Ganesha goes on: its daemon before is no more")
+            (log_fd,) = taken.items[jails.LOG].fds
+            return Ganesha(log_fd, taken.about["pid"]), Jail.taken(self._jail, taken)
+        await self._apply(views, await self._wanted())
+        place, address = self._place, self._address
+        about = {
+            "wish": wish(self._config),
+            "address": [address.host, address.port],
+            "secrets": place.secrets,
+        }
+        guard = "guarded" if self._config.nfs_v3 else ""
+        jail, log_fd = await jails.start(
+            self._jail,
+            (str(place.root), *place.secrets, guard, self._program),
+            wait_s=views.outlives_s,
+            about=about,
+            items=views.kept.begin(self._jail),
+        )
+        return Ganesha(log_fd), jail
+
+    async def _run_one(
+        self, ganesha: Ganesha, jail: Jail, *, task_status: trio.TaskStatus[None]
+    ) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, ganesha)
-            code = await ganesha.run(task_status=task_status)
+            code = await ganesha.run(jail, is_left=self._is_left, task_status=task_status)
             nursery.cancel_scope.cancel()
-        log.error("NFS-Ganesha (process %d) ended with code %d", ganesha.pid, code)
+        said = "" if code is None else f" with code {code}"
+        log.error("NFS-Ganesha (process %d) ended%s", ganesha.pid, said)
+
+    def _is_left(self) -> bool:
+        """Returns whether all goes on with the next daemon."""
+        return self._node.is_handed_over
 
     async def _watch(self, ganesha: Ganesha) -> None:
         """Ends a Ganesha that runs but does not answer any more."""
@@ -201,7 +259,7 @@ class NfsServing:
 
     # ---- exports
 
-    async def _keep(self, views: Views) -> None:
+    async def _keep(self, views: MountViews) -> None:
         """Serves the exports, until cancelled."""
         while True:
             with trio.move_on_after(_LOOK_S):
@@ -216,7 +274,7 @@ class NfsServing:
             self._looked.set()
             self._looked = trio.Event()
 
-    async def _look_once(self, views: Views) -> None:
+    async def _look_once(self, views: MountViews) -> None:
         """Examines the exports: they are served when this returns. Raises KvfsError, OSError."""
         if self._ganesha is None:
             return  # the next one begins with what is exported then
@@ -230,7 +288,7 @@ class NfsServing:
                 await views.remove(number)
             return
         wanted = await self._wanted()
-        await self._settle(views, wanted)
+        await self._read_only.settle(views, wanted)
         is_served = wanted == list(self._served.values()) and self._told is self._ganesha
         if not is_served or self._problems:
             await self._apply(views, wanted)
@@ -238,7 +296,7 @@ class NfsServing:
     async def _wanted(self) -> list[Exported]:
         return await self._node.engine.read(exports.list_all)
 
-    async def _apply(self, views: Views, wanted: list[Exported]) -> None:
+    async def _apply(self, views: MountViews, wanted: list[Exported]) -> None:
         """Makes views and Ganesha serve these exports. A removed one is not exported any more
         before its view goes. Raises Unavailable, OSError."""
         problems: dict[int, str] = {}
@@ -252,43 +310,21 @@ class NfsServing:
                 if self._problems.get(each.number) != str(error):
                     log.error("NFS: /%s cannot be exported: %s", each.name, error)
         self._problems = problems
-        await self._settle(views, wanted)
+        await self._read_only.settle(views, wanted)
         ganesha = self._ganesha
         if ready != self._served or ganesha is None or self._told is not ganesha:
             await trio.to_thread.run_sync(self._write, ready)
             if ganesha is not None:
                 await ganesha.reread()
-        gone = self._served.keys() - ready.keys()
+        gone = set(views) - ready.keys()
         self._served, self._told = ready, ganesha
         for number in gone:
             await views.remove(number)
 
-    async def _have_view(self, views: Views, exported: Exported) -> None:
+    async def _have_view(self, views: MountViews, exported: Exported) -> None:
         if exported.number not in views:
             directory = await trio.to_thread.run_sync(self._place.view, exported.number)
-            await views.add(exported.number, directory, self._place.answers)
-
-    async def _settle(self, views: Views, wanted: list[Exported]) -> None:
-        """Makes views of read-only exports refuse changes themselves, so that reads cost less.
-        Ganesha refuses them in any case, so a refusal by the kernel (files are open for writing, or
-        unlinked while they are open) stops nothing, and is retried less and less often: for each
-        try the kernel forgets the view's names."""
-        for each in wanted:
-            read_only, now = each.export.read_only, trio.current_time()
-            refused = self._refused.get(each.number)
-            if refused is not None and refused.read_only != read_only:
-                refused = None
-            if each.number not in views or (refused is not None and now < refused.again_s):
-                continue
-            try:
-                await views.set_read_only(each.number, read_only=read_only)
-                self._refused.pop(each.number, None)
-            except KvfsError as error:
-                if refused is None and not isinstance(error, Busy):
-                    log.warning("NFS: the view of /%s stays as it is: %s", each.name, error)
-                first_s, longest_s = _SETTLE_S
-                pause_s = first_s if refused is None else min(2 * refused.pause_s, longest_s)
-                self._refused[each.number] = _Refused(read_only, pause_s, now + pause_s)
+            await views.add(exported.number, directory)
 
     def _write(self, exported: Mapping[int, Exported]) -> None:
         address, config, place = self._address, self._config, self._place
@@ -318,8 +354,10 @@ class NfsServing:
         on each node."""
         return uuid.uuid5(_KVFS, f"{self._identity}/{number}")
 
-    async def _close(self, views: Views) -> None:
-        for number in list(self._served):
+    async def _close(self, views: MountViews) -> None:
+        if self._is_left():
+            return
+        for number in views:
             await views.remove(number)
         self._served = {}
         try:
@@ -380,25 +418,3 @@ def _identity(node: Node) -> str:
     """Returns the identity of the cluster, which all of its nodes know, else of the store."""
     kept = which_node(node.store)
     return node.store.identity.store if kept is None else kept.cluster
-
-
-def _bound(address: Address) -> Address:
-    """Returns the address with numbers for both host and port, at which nobody listens now. Raises
-    Busy, Invalid."""
-    kind = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        with socket.socket(kind, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((address.host, address.port))
-            host, port = trial.getsockname()[:2]
-    except socket.gaierror as error:
-        raise Invalid(f"{address.host}: {error.strerror}") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise Busy(
-                f"another program listens at {address}: choose another port for NFS"
-            ) from error
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise Invalid(f"{address.host} is no address of this machine") from error
-        raise
-    return Address(host, port)

@@ -37,9 +37,8 @@ class Views(Protocol):
     def __contains__(self, namespace: int) -> bool:
         """Returns whether a namespace has one."""
 
-    async def add(self, namespace: int, directory: Path, answers: Path) -> None:
-        """Mounts a namespace at a directory. `answers`: a file that a server of the view keeps
-        locked while it may answer."""
+    async def add(self, namespace: int, directory: Path) -> None:
+        """Mounts a namespace at a directory."""
 
     async def set_read_only(self, namespace: int, *, read_only: bool) -> None:
         """Makes it refuse changes, or accept them again. Raises Busy, NotFound."""

@@ -33,6 +33,8 @@ class SurvivingHandle(NamedTuple):
     """The number of the request that opened it."""
     entry: int
     """The number of its entry in the mount's journal."""
+    is_viewed: bool = False
+    """Whether a view of the mount has it."""
 
     @property
     def writable(self) -> bool:

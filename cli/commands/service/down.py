@@ -1,5 +1,6 @@
 """`kvfs down`: stops the node of a store, and removes a mount that a killed one left."""
 
+import contextlib
 import errno
 import os
 import select
@@ -101,9 +102,13 @@ def wait_for_end(config: Config, timeout_s: float, pid: int | None = None) -> No
 
 
 def _end_waiting(config: Config) -> None:
-    """Ends the wait of a mount for another daemon, which it would find or be given."""
+    """Ends the wait of a mount for another daemon, which it would find or be given, and first of an
+    NFS-Ganesha that serves it."""
     from gateway.holder import claim
+    from gateway.nfs.jail_control import JailControl
 
+    with contextlib.suppress(OSError):  # there is none
+        JailControl(config.store / "run").kill()
     claim.give_up(config.store / "run")
 
 

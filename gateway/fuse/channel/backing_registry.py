@@ -11,6 +11,9 @@ from gateway.fuse.files.open_file import Handle, OpenFile
 class BackingRegistry:
     """Registers data files with the kernel and forgets them."""
 
+    is_journaled = False
+    """Whether the mount has a journal of what kernels have."""
+
     def __init__(
         self, device: int, passthrough: bool, stack_depth: int, direct_writes: bool
     ) -> None:
@@ -57,6 +60,23 @@ class BackingRegistry:
         """Returns whether the kernel may read and write the file without asking: not while it is
         being fetched."""
         return self.passthrough and not file.set_ids and file.incoming is None
+
+    def view_opens(self, handle: Handle) -> None:
+        """Notes that a handle is about to be a view's kernel's."""
+
+    def backings_of_view(self, _namespace: int) -> dict[int, int]:
+        """Returns the ids by inode of what a view's kernel has of an earlier daemon."""
+        return {}
+
+    def again(self, handle: Handle) -> tuple[int, int]:
+        """Returns what `flags` did for a handle that the kernel has already."""
+        return self.flags(handle)
+
+    def view_registers(self, ino: int, backing_id: int) -> None:
+        """Notes that a view's kernel has a backing file."""
+
+    def view_withdraws(self, ino: int, backing_id: int) -> None:
+        """Notes that it has it no more."""
 
     def closed(self, file: OpenFile) -> None:
         """Notes that the file's last handle was released."""

@@ -196,20 +196,22 @@ class FastPath:
         self.kernel_minor = 0
         self._dispatcher = self._dispatch
         self._resent: ResentRequests | None = None
+        self._mark = 0
         self.requests = 0
         self.initialised = trio.Event()
 
-    def keep_journal(self) -> None:
-        """Says, for the mount's journal, which request is served. To be called before `run`."""
-        self._dispatcher = self._dispatch_journaled
+    def keep_journal(self, mark: int = 0) -> None:
+        """Says, for the mount's journal, which request is served; `mark`: bits that tell this
+        connection's from others'. To be called before `run`."""
+        self._dispatcher, self._mark = self._dispatch_journaled, mark
 
-    def go_on(self, init: bytes, minor: int, resent: ResentRequests) -> None:
+    def go_on(self, init: bytes, resent: ResentRequests) -> None:
         """Goes on with a mount whose kernel agreed on everything with an earlier daemon, by this
         INIT. To be called before `run`: then the kernel sends again what was not answered."""
-        assert self._server is not None
-        self.init, self.kernel_minor, self._resent = init, minor, resent
-        self._init_unique = _unpack_header(init)[2]
-        self._server.send(init)
+        self._resent = resent
+        self._heed(init)
+        if self._server is not None:
+            self._server.send(init)
         self.initialised.set()
         # Names first: others may have changed them while nobody served the mount.
         os.write(self._device, kernel_notify.EVERY_NAME)
@@ -318,9 +320,11 @@ class FastPath:
         """Like `_dispatch`, for a mount with a journal."""
         buffer = self._buffer
         (unique,) = _unpack_unique(buffer)
-        asking.set(unique)
+        asking.set(unique | self._mark)
         if unique & RESENT and self._resent is not None:
             _, opcode, _, nodeid, uid, gid, pid, _, _ = _unpack_header(buffer)
+            if nodeid == ROOT_INODE:
+                nodeid = self._root
             request = KernelRequest(opcode, unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
             handler = self._resent.handler(request)
             if handler is not None:  # it may not be done twice
@@ -543,16 +547,7 @@ class FastPath:
 
     def _relay(self, opcode: int, unique: int, n: int) -> None:
         if opcode == Op.INIT:
-            self._init_unique, self.init = unique, self._buffer[:n].tobytes()
-            _, self.kernel_minor, _, _, flags2 = protocol.INIT_IN.unpack_from(
-                self._buffer[_HEADER : _HEADER + protocol.INIT_IN.size]
-                .tobytes()
-                .ljust(protocol.INIT_IN.size, b"\0")
-            )
-            if not flags2 << 32 & Init.PASSTHROUGH:
-                self._backing.passthrough, self._backing.stack_depth = False, 0
-            if not flags2 << 32 & Init.DIRECT_IO_ALLOW_MMAP:
-                self._backing.direct_reads = False
+            self._heed(self._buffer[:n].tobytes())
         if self._server is None:
             self._answer_alone(opcode, unique)
             return
@@ -560,6 +555,16 @@ class FastPath:
             self._server.send(self._buffer[:n])
         except BlockingIOError:
             relay_payload.reply_error(self._device, unique, errno.EAGAIN)
+
+    def _heed(self, init: bytes) -> None:
+        """Takes what the kernel can do."""
+        self.init, self._init_unique = init, _unpack_header(init)[2]
+        body = init[_HEADER : _HEADER + protocol.INIT_IN.size].ljust(protocol.INIT_IN.size, b"\0")
+        _, self.kernel_minor, _, _, flags2 = protocol.INIT_IN.unpack(body)
+        if not flags2 << 32 & Init.PASSTHROUGH:
+            self._backing.passthrough, self._backing.stack_depth = False, 0
+        if not flags2 << 32 & Init.DIRECT_IO_ALLOW_MMAP:
+            self._backing.direct_reads = False
 
     def _answer_alone(self, opcode: int, unique: int) -> None:
         if opcode == Op.INIT:

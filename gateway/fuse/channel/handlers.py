@@ -220,9 +220,12 @@ class Handlers:
         coherence = self._coherence
         return protocol.LONG_S if coherence is None else coherence.rest_s(0)
 
-    def opened(self, handle: Handle) -> bytes:
-        """Returns the reply that opens a handle."""
+    def opened(self, handle: Handle, *, is_written: bool = True) -> bytes:
+        """Returns the reply that opens a handle. `is_written`: False: nothing is ever written by
+        it, so its closes ask nothing of the mount."""
         flags, backing = self._backing.flags(handle)
+        if not is_written:
+            flags |= Fopen.NOFLUSH
         return protocol.OPEN_OUT.pack(handle.fh, flags, backing)
 
     def _told(self, parent: int, name: bytes, ino: int = 0) -> None:
@@ -386,7 +389,7 @@ class Handlers:
         if handle.writable and handle.file.writers == 1:
             # Others may believe for long what its seal said.
             self._told(0, b"", r.nodeid)
-        return self.opened(handle)
+        return self.opened(handle, is_written=r.pid not in self._ops.lock_openers)
 
     async def create(self, r: KernelRequest) -> bytes:
         flags, mode, _, _ = protocol.CREATE_IN.unpack_from(r.body)

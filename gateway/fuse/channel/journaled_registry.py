@@ -1,12 +1,14 @@
 """The registry of backing files of a mount that outlives its daemon: it enters in the mount's
-journal what the kernel is about to have, and removes what it has no more."""
+journal what the kernel is about to have, and removes what it has no more; of the kernels of the
+mount's views too."""
 
 import contextlib
 
 from gateway.fuse.channel import device as dev
 from gateway.fuse.channel.backing_registry import BackingRegistry
 from gateway.fuse.files.open_file import Handle, OpenFile
-from gateway.holder.mount_journal import NOBODY, JournaledFile, MountJournal, asking
+from gateway.holder.mount_journal import NOBODY, VIEWED, JournaledFile, MountJournal, asking
+from kvfs.meta.records import namespace_of
 
 _UNKNOWN: int = 4
 """So many ids after the last that is known may be registered and not entered: a kill between the
@@ -15,6 +17,8 @@ two."""
 
 class JournaledRegistry(BackingRegistry):
     """Registers data files with the kernel, forgets them, and keeps the journal of both."""
+
+    is_journaled = True
 
     def __init__(
         self,
@@ -30,6 +34,10 @@ class JournaledRegistry(BackingRegistry):
         """The journal's entry of each backing id."""
         self._handles: dict[int, int] = {}
         """The journal's entry of each handle, by its number."""
+        self._views_entries: dict[tuple[int, int], int] = {}
+        """The journal's entry of each backing file of a view, by namespace and id."""
+        self._views_backings: dict[int, dict[int, int]] = {}
+        """The registrations of an earlier daemon with views: by namespace, the ids by inode."""
 
     def flags(self, handle: Handle) -> tuple[int, int]:
         """Enters the handle, too: it is about to be the kernel's."""
@@ -38,16 +46,39 @@ class JournaledRegistry(BackingRegistry):
         file = handle.file
         if file.backing_id != before:
             self._entries[file.backing_id] = self._journal.registered(file.ino, file.backing_id)
+        self._enter(handle)
+        return answer
+
+    def _enter(self, handle: Handle) -> None:
+        file = handle.file
         owner = NOBODY if file.owner is None else file.owner
         entry = self._journal.opened(
             JournaledFile(file.ino, asking.get(), file.version, handle.flags, owner, handle.fh)
         )
         if entry >= 0:
             self._handles[handle.fh] = entry
-        return answer
+
+    def view_opens(self, handle: Handle) -> None:
+        """Enters a handle that is about to be a view's kernel's."""
+        self._enter(handle)
+
+    def view_registers(self, ino: int, backing_id: int) -> None:
+        """Enters a backing file of a view's kernel."""
+        entry = self._journal.registered(ino, backing_id | VIEWED)
+        self._views_entries[namespace_of(ino), backing_id] = entry
+
+    def backings_of_view(self, namespace: int) -> dict[int, int]:
+        """Returns the ids by inode of what a view's kernel has of an earlier daemon."""
+        return self._views_backings.get(namespace, {})
+
+    def view_withdraws(self, ino: int, backing_id: int) -> None:
+        """Removes it."""
+        entry = self._views_entries.pop((namespace_of(ino), backing_id), -1)
+        if entry >= 0:
+            self._journal.withdrawn(entry)
 
     def again(self, handle: Handle) -> tuple[int, int]:
-        """Returns the flags for a reply that opens a handle which is entered already."""
+        """Returns what `flags` did for a handle that the kernel has already."""
         return super().flags(handle)
 
     def closed(self, file: OpenFile) -> None:
@@ -69,10 +100,15 @@ class JournaledRegistry(BackingRegistry):
 
     def go_on(self, kept: set[int]) -> dict[int, int]:
         """Takes over what an earlier daemon registered, of the files `kept`; the kernel forgets the
-        rest. Returns the ids by inode."""
+        rest. Returns the ids by inode. Those of views are left to these."""
         ids: dict[int, int] = {}
         last = 0
         for entry, ino, backing_id in list(self._journal.backings()):
+            if backing_id & VIEWED:
+                of_view = self._views_backings.setdefault(namespace_of(ino), {})
+                of_view[ino] = backing_id & ~VIEWED
+                self._views_entries[namespace_of(ino), backing_id & ~VIEWED] = entry
+                continue
             last = max(last, backing_id)
             if ino in kept and ino not in ids:
                 ids[ino] = backing_id
@@ -80,10 +116,16 @@ class JournaledRegistry(BackingRegistry):
             else:
                 self._forget(backing_id)
                 self._journal.withdrawn(entry)
-        for unknown in range(last + 1, last + 1 + _UNKNOWN):
-            self._forget(unknown)
+        forget_unknown(self.device, last)
         return ids
 
     def _forget(self, backing_id: int) -> None:
         with contextlib.suppress(OSError):
             dev.backing_close(self.device, backing_id)
+
+
+def forget_unknown(device: int, last: int) -> None:
+    """Makes a kernel forget what a daemon may have registered after this id, and not entered."""
+    for unknown in range(last + 1, last + 1 + _UNKNOWN):
+        with contextlib.suppress(OSError):
+            dev.backing_close(device, unknown)

@@ -52,7 +52,8 @@ class JournaledOpenFiles(OpenFiles):
 
     async def restore(self, survivors: Survivors, backings: Mapping[int, int]) -> list[Handle]:
         """Takes over the files of a mount that outlived its daemon, which are counted as open
-        already. `backings`: ids of their registrations, by inode. Returns their handles."""
+        already. `backings`: ids of their registrations, by inode. Returns their handles, with those
+        that views have."""
         inos = list(survivors.by_file)
         records = await self._volume.engine.read(lambda t: inodes.read_inodes(t, inos))
         restored: list[Handle] = []
@@ -95,6 +96,7 @@ def _restored(
     for each in handles:
         handle = Handle(each.fh, file, each.flags, each.writable)
         file.handles += 1
+        file.viewed += each.is_viewed
         if each.writable:
             file.writers += 1
             file.overwriters += handle.overwrites

@@ -13,12 +13,12 @@ however many kernels' inodes lead there (`sibling_kernels`).
 | offsets in listings | of one stream | of any (`stable_listing`) |
 """
 
-import contextlib
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -27,16 +27,19 @@ from gateway.fuse.channel import mode_probe, relay_payload
 from gateway.fuse.channel.backing_registry import BackingRegistry
 from gateway.fuse.channel.dispatch import FastPath
 from gateway.fuse.channel.handlers import Handlers, KernelRequest
+from gateway.fuse.channel.resent_requests import ResentRequests
 from gateway.fuse.codec import protocol
-from gateway.fuse.codec.protocol import IN_HEADER, Fopen, Init, Op
+from gateway.fuse.codec.protocol import IN_HEADER, Op
 from gateway.fuse.files.kernel_inodes import KernelInodes
-from gateway.fuse.files.open_file import Handle, OpenFile
+from gateway.fuse.files.open_file import Handle
 from gateway.fuse.notify.invalidation import KernelNotifier, unlinked
 from gateway.fuse.notify.sibling_kernels import Neighbours
 from gateway.fuse.operations import Operations
+from gateway.fuse.views.kept_views import KeptItem, KeptView, KeptViews, ViewKeeper, views_of
 from gateway.fuse.views.stable_listing import StableListings
+from gateway.fuse.views.view_backing import ViewBacking
 from gateway.fuse.views.view_locks import ViewLocks
-from gateway.watchdog import watched
+from gateway.holder.mount_journal import VIEWED
 from kvfs.base import detach
 from kvfs.base.errors import Busy, KvfsError, NotFound, Stale, Unavailable
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
@@ -46,68 +49,6 @@ from kvfs.tree.changes import Change
 _UNSEALED_S: Final = 0.1
 _START_DEADLINE_S: Final = 20.0
 log = logging.getLogger(__name__)
-
-
-class _Opened:
-    """The opens that the view's kernel has of one inode."""
-
-    __slots__ = ("backing_id", "handles")
-
-    def __init__(self) -> None:
-        self.handles = 0
-        self.backing_id = 0
-
-
-class ViewBacking(BackingRegistry):
-    """Registers data files with a view's kernel, which has its own numbers for them."""
-
-    def __init__(self, device: int, mount: BackingRegistry, replaced: set[int]) -> None:
-        """`replaced`: inodes whose content others replaced; the mount will want to know."""
-        super().__init__(device, mount.passthrough, mount.stack_depth, direct_writes=False)
-        self.lock_flags = Init.POSIX_LOCKS
-        self._replaced = replaced
-        self._opened: dict[OpenFile, _Opened] = {}
-        self._handles: dict[int, Handle] = {}
-
-    def flags(self, handle: Handle) -> tuple[int, int]:
-        """Returns (open flags, backing id) for a reply that opens this handle. The first handle of
-        a kernel's inode decides for all of them."""
-        file = handle.file
-        if handle.replaced:
-            self._replaced.add(file.ino)
-        opened = self._opened.setdefault(file, _Opened())
-        opened.handles += 1
-        file.viewed += 1
-        self._handles[handle.fh] = handle
-        flags = 0 if handle.writable else Fopen.NOFLUSH
-        if opened.handles == 1 and self.may_pass(file):
-            with contextlib.suppress(OSError):  # it is relayed until its last handle closes
-                opened.backing_id = dev.backing_open(self.device, file.fd)
-        if opened.backing_id:
-            return flags | Fopen.PASSTHROUGH, opened.backing_id
-        return flags | Fopen.DIRECT_IO, 0
-
-    def released(self, fh: int) -> None:
-        """Notes that this handle is about to be released."""
-        handle = self._handles.pop(fh, None)
-        if handle is None:
-            return
-        file = handle.file
-        file.viewed -= 1
-        opened = self._opened[file]
-        opened.handles -= 1
-        if not opened.handles:
-            del self._opened[file]
-            if opened.backing_id:
-                with contextlib.suppress(OSError):
-                    dev.backing_close(self.device, opened.backing_id)
-
-    def holds(self, file: OpenFile) -> bool:
-        return file in self._opened or file.users > 0
-
-    def left(self) -> list[int]:
-        """Returns the handles that were not released."""
-        return list(self._handles)
 
 
 class Lookups:
@@ -239,16 +180,25 @@ class ViewPath(FastPath):
         self._lookups = handlers.lookups
         self._namespace = namespace_of(handlers.root)
 
-    def _answer_alone(self, opcode: int, unique: int) -> None:
-        if opcode == Op.INIT and self.kernel_minor >= protocol.NO_OPENDIR_MINOR:
+    def _heed(self, init: bytes) -> None:
+        super()._heed(init)
+        if self.kernel_minor >= protocol.NO_OPENDIR_MINOR:
             del self._handlers.inline[Op.OPENDIR]  # told so, it opens directories without asking
-        super()._answer_alone(opcode, unique)
+
+    def _dispatch_journaled(self, n: int) -> None:
+        if self._is_foreign():
+            self._dispatch(n)
+        else:
+            super()._dispatch_journaled(n)
+
+    def _is_foreign(self) -> bool:
+        nodeid = IN_HEADER.unpack_from(self._buffer)[3]
+        return nodeid > ROOT_INODE and namespace_of(nodeid) != self._namespace
 
     def _dispatch(self, n: int) -> None:
         """Refuses requests for inodes of another namespace, which a handle may name."""
-        _, opcode, unique, nodeid, _, _, _, _, _ = IN_HEADER.unpack_from(self._buffer)
-        is_foreign = nodeid > ROOT_INODE and namespace_of(nodeid) != self._namespace
-        if not is_foreign:
+        _, opcode, unique, _, _, _, _, _, _ = IN_HEADER.unpack_from(self._buffer)
+        if not self._is_foreign():
             super()._dispatch(n)
         elif opcode != Op.FORGET:
             relay_payload.reply_error(self._device, unique, errno.ESTALE)
@@ -302,13 +252,27 @@ class _Forgetting:
 class _View:
     """A view that is mounted, or about to be."""
 
-    def __init__(self, directory: str, answers: str) -> None:
+    def __init__(self, directory: str, before: KeptView | None = None) -> None:
+        """`before`: the view is an earlier daemon's."""
         self.directory = directory
-        self.answers = answers
+        self.before = before
         self.scope = trio.CancelScope()
         self.gone = trio.Event()
         self.is_served = False
-        self.is_read_only = False
+        self.is_read_only = before is not None and before.is_read_only
+        self.init = b""
+        self.device = -1
+
+
+class GoneOn(NamedTuple):
+    """The remains of an earlier daemon's views."""
+
+    keeper: ViewKeeper
+    items: Mapping[str, KeptItem]
+    handles: Sequence[tuple[int, Handle]]
+    """The handles that views' kernels have, with the numbers of their requests."""
+    notes: Mapping[int, int]
+    """The inodes that views' requests were about, by request."""
 
 
 class MountViews:
@@ -321,29 +285,53 @@ class MountViews:
         backing: BackingRegistry,
         neighbours: Neighbours,
         mountpoint: str,
+        outlives_s: int = 0,
     ) -> None:
-        """`nursery`: the mount's, with which the views end."""
+        """`nursery`: the mount's, with which the views end. `outlives_s`: seconds for which the
+        mount waits for another daemon when this one has died; 0: it ends."""
         self._nursery = nursery
         self.mountpoint = mountpoint
+        self.outlives_s = outlives_s
         self.operations = operations
         self.backing = backing
         self.neighbours = neighbours
+        self.kept: Final = KeptViews()
+        self.gone_on: GoneOn | None = None
+        """The remains of an earlier daemon; None: there are none."""
         self._views: dict[int, _View] = {}
         """The views by namespace."""
 
     def __contains__(self, namespace: int) -> bool:
         return namespace in self._views
 
-    async def add(self, namespace: int, directory: Path, answers: Path) -> None:
-        """Mounts a namespace at an existing directory; returns when the view answers. `answers`: a
-        file that a server of the view keeps locked while it may answer; after a death of this
-        process the view does not end before that.
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._views))
+
+    def directories(self) -> dict[int, str]:
+        """Returns where each is mounted."""
+        return {namespace: view.directory for namespace, view in self._views.items()}
+
+    async def go_on(self, gone_on: GoneOn) -> None:
+        """Goes on with the views of an earlier daemon; returns when they are served."""
+        self.gone_on = gone_on
+        self.kept.went_on(gone_on.items, gone_on.keeper)
+        for namespace, before in views_of(gone_on.items).items():
+            try:
+                await self._start(namespace, _View(before.directory, before))
+            except (KvfsError, OSError) as error:
+                log.error("the view at %s does not go on: %s", before.directory, error)
+
+    async def add(self, namespace: int, directory: Path) -> None:
+        """Mounts a namespace at an existing directory; returns when the view answers, and is kept.
 
         Raises Unavailable past a deadline, NotFound (no such namespace), Busy (it has a view
         already), and what mounting raises. Cancelled: nothing stays mounted."""
         if namespace in self._views:
             raise Busy("the namespace has a view already")
-        view = _View(str(directory), str(answers))
+        await self._start(namespace, _View(str(directory)))
+
+    async def _start(self, namespace: int, view: _View) -> None:
+        directory = view.directory
         self._views[namespace] = view
         try:
             with trio.fail_after(_START_DEADLINE_S):
@@ -368,6 +356,13 @@ class MountViews:
                 lambda: dev.set_read_only(view.directory, read_only=read_only)
             )
             view.is_read_only = read_only
+            await self.keep(namespace, view)
+
+    async def keep(self, namespace: int, view: _View) -> None:
+        """Has a view whose kernel has agreed be kept, as it is now."""
+        put = partial(self.kept.put_view, is_read_only=view.is_read_only)
+        about = view.directory, view.init, view.device
+        await trio.to_thread.run_sync(put, namespace, *about)
 
     async def remove(self, namespace: int) -> None:
         """Unmounts a view and closes what is open there. Does nothing if there is none."""
@@ -400,12 +395,17 @@ async def _serve(
     views: MountViews, namespace: int, view: _View, task_status: trio.TaskStatus[None]
 ) -> None:
     operations, root, directory = views.operations, namespace_root(namespace), view.directory
-    await _require(operations, root)
-    device = await trio.to_thread.run_sync(
-        lambda: dev.mount_device(directory, allow_other=True, nosuid=True, nodev=True)
-    )
+    before = view.before
+    if before is None:
+        await _require(operations, root)
+        view.device = await trio.to_thread.run_sync(
+            lambda: dev.mount_device(directory, allow_other=True, nosuid=True, nodev=True)
+        )
+    else:
+        view.device = before.device
+    device = view.device
     backing = ViewBacking(device, views.backing, operations.open_files.replaced)
-    locks = ViewLocks(views.mountpoint, operations.open_files, operations.locks)
+    locks = ViewLocks(views, namespace, before.locks if before is not None else {})
     inodes = KernelInodes(backing.holds)
     drops = mode_probe.cache_drop().available
     notifier = KernelNotifier(device, drops=drops, numbers=inodes.numbers)
@@ -419,28 +419,54 @@ async def _serve(
     )
     handlers.beside = neighbour
     mounts = operations.node.mounts
+    if views.backing.is_journaled:
+        path.keep_journal(VIEWED)
+    resent = _resent(views, namespace, backing, handlers) if before is not None else None
     try:
-        async with watched(directory, device, view.answers) as begun:
-            handlers.lookups.looked_up(root)
-            await operations.introductions.read(
-                lambda t: operations.introductions.meet(root, tree.read_inode(t, root))
-            )
-            with mounts.listening(forgetting.changed, forgetting.replaced):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_until_gone, path, nursery.cancel_scope)
-                    nursery.start_soon(neighbour.run)
-                    await path.initialised.wait()
-                    await begun.wait()
-                    task_status.started()
+        if before is not None:
+            await _require(operations, root)
+            await locks.go_on(backing.left())
+        handlers.lookups.looked_up(root)
+        await operations.introductions.read(
+            lambda t: operations.introductions.meet(root, tree.read_inode(t, root))
+        )
+        if before is not None and resent is not None:
+            path.go_on(before.init, resent)
+        with mounts.listening(forgetting.changed, forgetting.replaced):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until_gone, path, nursery.cancel_scope)
+                nursery.start_soon(neighbour.run)
+                await path.initialised.wait()
+                view.init = path.init
+                if before is None:
+                    await views.keep(namespace, view)
+                task_status.started()
     finally:
         neighbour.leave()
         kernels.remove(inodes)
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(dev.detach, directory)
-            await _release(operations, backing, locks)
-            handlers.lookups.forget_all()
+            if not operations.node.is_handed_over:
+                await trio.to_thread.run_sync(dev.detach, directory)
+                await _release(operations, backing, locks)
+                handlers.lookups.forget_all()
+                await trio.to_thread.run_sync(views.kept.drop_view, namespace)
             told = await notifier.close()
             dev.retire(device, ended=told and path.workers_ended)
+
+
+def _resent(
+    views: MountViews, namespace: int, backing: ViewBacking, handlers: ViewHandlers
+) -> ResentRequests:
+    """Takes over what the view's kernel has of an earlier daemon; returns the requests that come
+    again."""
+    gone_on = views.gone_on
+    assert gone_on is not None, "it left the view"
+    handles = [each for each in gone_on.handles if namespace_of(each[1].file.ino) == namespace]
+    backing.go_on([each for _, each in handles], views.backing.backings_of_view(namespace))
+    notes = {
+        request: ino for request, ino in gone_on.notes.items() if namespace_of(ino) == namespace
+    }
+    return ResentRequests(views.operations, handlers, backing, handles, notes)
 
 
 async def _require(operations: Operations, root: int) -> None:

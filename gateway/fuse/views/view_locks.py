@@ -16,8 +16,8 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Final, NoReturn
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import trio
 
@@ -25,9 +25,11 @@ from gateway.fuse.channel.handlers import Handler, KernelRequest
 from gateway.fuse.channel.lock_requests import LockHandlers
 from gateway.fuse.codec import protocol
 from gateway.fuse.codec.protocol import Op
-from gateway.fuse.files.open_files import OpenFiles
 from kvfs.base.errors import Conflict
 from kvfs.cluster.cluster_locks import Locks, LockTarget
+
+if TYPE_CHECKING:
+    from gateway.fuse.views.view import MountViews
 
 _OFD_GETLK, _OFD_SETLK = 36, 37
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -43,12 +45,17 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 class ViewLocks:
     """The lock handlers of one view."""
 
-    def __init__(self, mountpoint: str, open_files: OpenFiles, node_locks: Locks | None) -> None:
-        """`node_locks`: the node's locks, if the mount leaves locks to the node."""
-        self._mountpoint = mountpoint
-        self._open_files = open_files
-        self._node_locks = node_locks
-        self._held: dict[int, int] = {}
+    def __init__(self, views: "MountViews", namespace: int, held: dict[int, int]) -> None:
+        """`held`: descriptors that an earlier daemon had on the mount, by the view's handles."""
+        self._mountpoint = views.mountpoint
+        self._open_files = views.operations.open_files
+        self._node_locks: Locks | None = views.operations.locks
+        """The node's locks, if the mount leaves locks to the node."""
+        self._keeps = views.kept if views.backing.is_journaled else None
+        self._namespace = namespace
+        self._openers = views.operations.lock_openers
+        self._opening = trio.Lock()
+        self._held = held
         """Descriptors on the mount, by the view's handles."""
         self._owners: dict[int, set[tuple[LockTarget, int]]] = {}
         """The owners that have asked the node for locks, by the view's handles."""
@@ -105,7 +112,7 @@ class ViewLocks:
         self._denied.pop(fh, None)
         fd = self._held.pop(fh, None)
         if fd is not None:
-            _let_go(fd)
+            await self._let_go(fh, fd)
         for place, owner in self._owners.pop(fh, ()):
             assert self._node_locks is not None
             await self._node_locks.closed(place, self._node_locks.owner(owner))
@@ -125,22 +132,49 @@ class ViewLocks:
     async def _descriptor(self, fh: int) -> int:
         """Returns a descriptor on the mount for the file that the view has open. Runs in a thread:
         the mount's kernel asks this loop for it."""
-        held = self._held.get(fh)
-        if held is not None:
-            return held
-        handle = self._open_files.handle(fh)
-        access = os.O_RDWR if handle.writable else os.O_RDONLY
-        number = self._open_files.number(handle.file.ino)
-        fd = await trio.to_thread.run_sync(_open, self._mountpoint, number, access)
-        if fh in self._held:  # another request of it was quicker
-            _let_go(fd)
-        return self._held.setdefault(fh, fd)
+        async with self._opening:
+            held = self._held.get(fh)
+            if held is not None:
+                return held
+            handle = self._open_files.handle(fh)
+            access = os.O_RDWR if handle.writable else os.O_RDONLY
+            number = self._open_files.number(handle.file.ino)
+            fd = await trio.to_thread.run_sync(self._open, number, access)
+            self._held[fh] = fd
+            if self._keeps is not None:
+                await trio.to_thread.run_sync(self._keeps.put_lock, self._namespace, fh, fd)
+            return fd
+
+    def _open(self, number: int, access: int) -> int:
+        """Opens a file that is never written by this descriptor, whose close so asks nothing of the
+        mount: one that waited for a daemon would keep this process from ending. Raises OSError."""
+        thread = threading.get_native_id()
+        self._openers.add(thread)
+        try:
+            return _open(self._mountpoint, number, access)
+        finally:
+            self._openers.discard(thread)
+
+    async def go_on(self, handles: Collection[int]) -> None:
+        """Drops the locks of handles that the view's kernel has no more."""
+        for fh, fd in list(self._held.items()):
+            if fh not in handles:
+                del self._held[fh]
+                await self._let_go(fh, fd)
+
+    async def _let_go(self, fh: int, fd: int) -> None:
+        _unlock(fd)
+        if self._keeps is not None:
+            await trio.to_thread.run_sync(self._keeps.drop_lock, self._namespace, fh)
+        _close(fd)
 
 
-def _let_go(fd: int) -> None:
-    """Unlocks at once, and closes in a thread that nobody waits for: a close asks the mount, which
-    may have ended."""
+def _unlock(fd: int) -> None:
     fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def _close(fd: int) -> None:
+    """Closes in a thread that nobody waits for: a close asks the mount, which may have ended."""
     threading.Thread(target=os.close, args=(fd,), name="kvfs-unlock", daemon=True).start()
 
 

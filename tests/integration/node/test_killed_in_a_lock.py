@@ -166,7 +166,7 @@ def test_a_watchdog_ends_it_by_the_mountpoint_where_it_has_no_other_way(
     assert device_number is not None
     daemon = os.pidfd_open(hanging.pid)
     numbers = (watchdog_process.VERSION, hanging.pid, daemon, -1)
-    words = (str(ROOT), device_number.device, str(node.mount), "")
+    words = (str(ROOT), device_number.device, str(node.mount))
     command = [sys.executable, "-I", "-S", watchdog_process.__file__, *map(str, numbers), *words]
     done = subprocess.run(command, pass_fds=[daemon], timeout=20, stderr=subprocess.PIPE)
     os.close(daemon)

@@ -77,7 +77,6 @@ def test_a_journal_of_another_version_is_refused() -> None:
     [
         (Config(engine="redis://host"), "engine"),
         (Config(cold="s3://bucket/prefix"), "cold"),
-        (Config(nfs="auto"), "nfs"),
         (Config(mode="libfuse"), "libfuse"),
     ],
 )

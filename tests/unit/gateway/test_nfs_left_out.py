@@ -1,7 +1,5 @@
 """What NFS-Ganesha does not serve of what it was told to is known by name."""
 
-from pathlib import Path
-
 from gateway.nfs import exports
 from gateway.nfs.exports import Exported
 from gateway.nfs.ganesha import Ganesha
@@ -25,7 +23,7 @@ def test_an_export_that_is_left_out_is_found_with_its_reason() -> None:
         "    Export_Id = 3;",
         "    Export_Id = 4;",
     ]
-    ganesha = Ganesha(Path("/nowhere"), ("a", "b"), "/none", guarded=False)
+    ganesha = Ganesha(-1)
     for line in LOG.format(f"Config File (/c:{lines[1] + 9}): it is wrong", lines[1]).splitlines():
         ganesha._line(line)
     assert ganesha.left_out == {lines[1]: "it is wrong; Could not create export"}
