@@ -1,6 +1,5 @@
 """A mount that a holder keeps: asked for by the next daemon, given up by whoever ends it."""
 
-import contextlib
 import logging
 import os
 import socket
@@ -19,6 +18,7 @@ _ANSWER_S: Final = 5.0
 _PATIENCE_S: Final = 5.0
 """Time for which a daemon that gave the store free may still be ending."""
 _PAUSE_S: Final = 0.01
+_BACKLOG: Final = 8
 log = logging.getLogger(__name__)
 
 
@@ -101,15 +101,4 @@ def _connected(run: Path, name: str) -> socket.socket:
 
 def listening(run: Path) -> socket.socket:
     """Returns the socket of a new holder, `holder.sock.new` until that runs. Raises OSError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        with control.socket_address(run / f"{NAME}.new") as path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            listener.bind(path)
-            os.chmod(path, 0o600)
-            listener.listen(8)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    return control.listen_privately(run / f"{NAME}.new", socket.SOCK_SEQPACKET, _BACKLOG)

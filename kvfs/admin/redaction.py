@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from kvfs.base.printable import without_passwords
+
 REMOVED: Final = "[removed]"
 _SHORTEST: Final = 6
 """Letters of a known secret: of shorter ones every text is full."""
@@ -18,12 +20,6 @@ _NAMED: Final = re.compile(
 )
 _AUTHORIZED: Final = re.compile(
     r"(?P<name>authorization[\"']?\s*[=:]\s*)(?P<value>.+)", re.IGNORECASE
-)
-# It begins where no letter is before it: in a long word each letter would be a beginning, and the
-# time grow with the square of its length.
-_IN_URL: Final = re.compile(
-    r"(?<![a-z0-9+.-])(?P<name>[a-z0-9+.-]+://[^/\s:@\"']*:)(?P<value>[^\s/\"']+)(?=@)",
-    re.IGNORECASE,
 )
 
 
@@ -38,6 +34,7 @@ class Redactor:
         """Returns the text without secrets."""
         if self._known is not None:
             text = self._known.sub(REMOVED, text)
-        for pattern in (_IN_URL, _AUTHORIZED, _NAMED):
+        text = without_passwords(text, REMOVED, is_text=True)
+        for pattern in (_AUTHORIZED, _NAMED):
             text = pattern.sub(lambda found: f"{found['name']}{REMOVED}", text)
         return text

@@ -111,14 +111,9 @@ class ControlServer:
         The caller holds the store's lock, so a socket found there belongs to a node that has died
         and is replaced.
         """
-        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with listener, contextlib.ExitStack() as cleanup:
-            self.path.unlink(missing_ok=True)
-            with socket_address(self.path) as address:
-                await listener.bind(address)
-            os.chmod(self.path, stat.S_IRUSR | stat.S_IWUSR)
+        made = listen_privately(self.path, socket.SOCK_STREAM, _BACKLOG)
+        with trio.socket.from_stdlib_socket(made) as listener, contextlib.ExitStack() as cleanup:
             cleanup.callback(self.path.unlink, missing_ok=True)
-            listener.listen(_BACKLOG)
             async with trio.open_nursery() as nursery:
                 task_status.started()
                 nursery.start_soon(self._end_silent_ones)
@@ -411,6 +406,23 @@ def _connect(path: Path, deadline_s: float) -> socket.socket:
         peer.close()
         raise
     return peer
+
+
+def listen_privately(path: Path, kind: int, backlog: int) -> socket.socket:
+    """Returns a socket that listens at `path`, in place of one that is there; from its beginning
+    nobody but its owner and root may connect. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, kind)
+    try:
+        os.fchmod(listener.fileno(), stat.S_IRUSR | stat.S_IWUSR)  # so it is when it has a name
+        with socket_address(path) as address:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(address)
+            listener.bind(address)
+        listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 @contextlib.contextmanager

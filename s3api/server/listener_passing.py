@@ -12,7 +12,6 @@ A node that serves another address, or none, passes nothing on.
 """
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,18 +81,12 @@ def take(config: Config) -> list[socket.socket] | None:
 @contextlib.contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
     """A socket at `path`, which nobody else may connect to."""
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as ours:
-        before = os.umask(0o177)
+    try:
+        listener = control.listen_privately(path, socket.SOCK_STREAM, backlog=1)
+    except OSError as error:
+        raise Unavailable(f"{path}: {error.strerror or error}") from error
+    with listener as ours:
         try:
-            with control.socket_address(path) as at:
-                ours.bind(at)
-        except OSError as error:
-            raise Unavailable(f"{path}: {error.strerror or error}") from error
-        finally:
-            os.umask(before)
-        try:
-            ours.listen(1)
             ours.settimeout(_DEADLINE_S)
             yield ours
         finally:

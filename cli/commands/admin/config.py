@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
-from cli import hidden_passwords, settings_file, settings_options
+from cli import settings_file, settings_options
 from cli.presentation import output
+from kvfs.base.printable import without_passwords
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
@@ -26,7 +27,7 @@ def command(config_file: Path | None, **flags: object) -> dict[str, Any]:
     """
     config, origins = settings_options.explain(config_file, **flags)
     shown = {
-        key: hidden_passwords.without(value) if isinstance(value, str) else value
+        key: without_passwords(value) if isinstance(value, str) else value
         for key, value in config.as_dict().items()
     }
     return {"settings": shown, "origins": origins}

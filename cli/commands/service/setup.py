@@ -15,13 +15,14 @@ from typing import Final
 import click
 import msgspec
 
-from cli import hidden_passwords, node_requests, settings_file, settings_options
+from cli import node_requests, settings_file, settings_options
 from cli.commands.service import setup_checks, systemd_unit
 from cli.commands.service.doctor_line import show
 from kvfs.base import config as configuration
 from kvfs.base import private_file
 from kvfs.base.config import KEYS, SYSTEM_FILE, Config
 from kvfs.base.errors import Exists, Invalid, KvfsError, NotFound, Unavailable
+from kvfs.base.printable import without_passwords
 from kvfs.meta.redis.location import parse
 
 _SETTINGS: Final = tuple(name for name in settings_options.NAMES if name != "found")
@@ -186,7 +187,7 @@ def _carry_out(planned: _Planned, dry_run: bool) -> bool:
     if dry_run:
         click.echo(f"would write {shown}")
         if not planned.is_link:
-            content = hidden_passwords.without(planned.content)
+            content = without_passwords(planned.content)
             click.echo("".join(f"    {line}\n" for line in content.splitlines()), nl=False)
         return False
     planned.write()

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote
 
 from kvfs.base.errors import Invalid
+from kvfs.base.printable import without_user
 
 _PORT: Final = 6379
 _SENTINEL_PORT: Final = 26379
@@ -100,14 +101,15 @@ def _split(url: str) -> SplitResult:
 
 def shown(url: str) -> str:
     """Returns the URL without its secrets."""
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, _ = url.partition("://")
     if not separator or not _is_scheme(scheme):
         return "that"
+    _, _, rest = without_user(url).partition("://")
     authority, slash, path = rest.partition("/")
     path, _, _ = path.partition("?")
     if scheme != "unix":
         path = path.rpartition("@")[2]  # of a URL within a URL, as it may be pasted
-    return f"{scheme}://{authority.rpartition('@')[2].partition('?')[0]}{slash}{path}"
+    return f"{scheme}://{authority.partition('?')[0]}{slash}{path}"
 
 
 def _parsed(parts: SplitResult, kind: Kind, shown_url: str) -> EngineLocation:

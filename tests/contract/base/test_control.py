@@ -264,3 +264,19 @@ async def said(path: Path, line: bytes) -> Any:
     async with peer:
         await peer.send_all(line)
         return json.loads(await peer.receive_some(65536))
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_a_private_socket_is_so_from_its_beginning(path: Path, kind: int) -> None:
+    """Whatever the umask is, and in place of one that a process left behind."""
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            with control.listen_privately(path, kind, backlog=1) as listener:
+                assert path.stat().st_mode & 0o777 == 0o600
+                with socket.socket(socket.AF_UNIX, kind) as peer:
+                    with control.socket_address(path) as address:
+                        peer.connect(address)
+                    listener.accept()[0].close()
+    finally:
+        os.umask(before)
