@@ -131,7 +131,7 @@ class Arrivals:
 
         settled = await trio.to_thread.run_sync(settle)
         # One that others replaced meanwhile is gone, and stays so in the index.
-        settled = [each for each in settled if self._files.has(*each[:2])]
+        settled = [each for each in settled if self._is_here(each)]
         self._index.store(Sealed(*each[:2], taken[each[:2]], each.blocks) for each in settled)
 
         def hold(t: Transaction, settled: list[_Settled]) -> list[Name]:

@@ -7,7 +7,8 @@ Invariants
   record was lost is left to `stale_data_gc`. By the time when it is unlinked the record may be
   another one, which counts then.
 - An index entry goes before its data file: a kill between leaves the file, which `stale_data_gc`
-  finds, and no entry, which nobody would look for.
+  finds, and no entry, which nobody would look for. It goes once more after it: who saw the file
+  meanwhile may have entered it again.
 """
 
 import os
@@ -139,13 +140,18 @@ class OutdatedData:
             here = [name for name in here if not self._is_open(name)]
             for ino, _ in here:
                 self._volume.holders.let_go(ino)
-            self._index.remove([name[0] for name in here if self._index.has(*name)])
+            self._leave_index(here)
 
             def unlink() -> None:
                 for name in here:
                     self._files.unlink(*name)
 
             await trio.to_thread.run_sync(unlink)
+            self._leave_index(here)
+
+    def _leave_index(self, names: Sequence[Name]) -> None:
+        if entered := [name[0] for name in names if self._index.has(*name)]:
+            self._index.remove(entered)
 
 
 def _unneeded(t: Transaction, names: Sequence[Name]) -> list[Name]:

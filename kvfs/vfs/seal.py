@@ -15,6 +15,7 @@ from kvfs.datastore.files import DataFiles, Description
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, Namespace, namespace_of
 from kvfs.tree import lifecycle, namespaces, sealed_etags, tree
+from kvfs.tree.copies import placements
 from kvfs.tree.inodes import xattrs_within
 
 Failed = Callable[[int, OSError], None]
@@ -82,12 +83,12 @@ def _seal(t: Transaction, each: SealRead, inode: Inode | None) -> bool:
 
 
 def there(t: Transaction, read: Sequence[SealRead]) -> list[SealRead]:
-    """Returns those that have a name still, and this data file."""
-    inodes = tree.read_inodes(t, [each.ino for each in read])
+    """Returns those that have a name still, and this data file on this node."""
+    inodes = placements.read_here(t, [each.ino for each in read])
     return [
         each
         for each, inode in zip(read, inodes, strict=True)
-        if inode is not None and inode.nlink > 0 and inode.version == each.version
+        if inode is not None and inode.version == each.version
     ]
 
 

@@ -3,13 +3,15 @@ happens where names are each node's own: several may be about to drop one, and i
 when the first of them is done."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
+from kvfs.datastore import file_sync
+from kvfs.datastore.index import Sealed
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.tree import lifecycle
@@ -115,5 +117,42 @@ def test_what_went_before_it_was_recorded_is_not_recorded(tmp_path: Path) -> Non
         assert site.holders(ino) == [2]
         await here.transfers.bring(ino)
         await site.held_by(ino, [1, 2])
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_is_dropped_while_it_is_settled_has_no_place_in_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(content(5_000), space=site.cache)
+        syncing, may_sync, stored = threading.Event(), threading.Event(), threading.Event()
+        store = here.peer.index.store
+
+        def sync(_fd: int) -> None:
+            syncing.set()
+            assert may_sync.wait(_DEADLINE_S)
+
+        def storing(sealed: Iterable[Sealed]) -> None:
+            store(sealed)
+            stored.set()
+
+        monkeypatch.setattr(file_sync, "sync", sync)
+        monkeypatch.setattr(here.peer.index, "store", storing)
+        await here.transfers.bring(ino)
+        await until(syncing.is_set, "it is settled")
+        site.engine.transact_now(lambda t: held_names.drop(t, ino))
+        here.engine.commits = trio.Event()
+        async with trio.open_nursery() as nursery:
+            with slow(here) as disk:
+                nursery.start_soon(here.transfers.outdated.drop, [(ino, 0)])
+                await until(disk.begun.is_set, "the data file is about to be unlinked")
+                may_sync.set()
+                await until(stored.is_set, "it is about to be recorded")
+        here.engine.commits.set()
+        await until(lambda: here.holders.is_recorded(ino), "its end is known")
+        assert here.peer.index.get(ino) is None
+        assert not list(here.files.scan())
 
     on_nodes(tmp_path, 2, test)

@@ -191,10 +191,12 @@ class Evictor:
         if not chosen:
             return 0
         dropped = await transact_each(self._engine, chosen, _inode_of, spare.let_go)
-        with self._holders.dropping([name[0] for name, _ in dropped]):
-            # Before the data files, as `OutdatedData` does it.
-            self._index.remove([name[0] for name, _ in dropped])
+        inos = [name[0] for name, _ in dropped]
+        with self._holders.dropping(inos):
+            # Before the data files, and after them, for the reasons that `OutdatedData` has.
+            self._index.remove(inos)
             failed = await unlink_each(self._files, [name for name, _ in dropped])
+            self._index.remove(inos)
         self._dropped_copies += len(dropped)
         for error in failed.values():
             raise error
