@@ -57,7 +57,7 @@ def _keep_logs(cluster: Cluster, directory: Path) -> None:
 
 def _summarize(result: SoakResult) -> None:
     print(f"{result.rounds} rounds, {result.operations:,} operations judged")
-    print(f"  faults: {dict(result.faults)}; {result.signs}")
+    print(f"  faults: {dict(result.faults)}; left over: {dict(result.rests)}; {result.signs}")
     print(f"  {result.errors_in_faults:,} errors of loads while something was disturbed")
     for name, count in sorted(result.loads.items()):
         print(f"  {name:<16}{count:>10,}")
