@@ -27,9 +27,10 @@ from gateway.fuse.views.kept_views import views_of
 from gateway.fuse.views.view import MountViews, innermost
 from gateway.nfs import connections, exports, liveness, port_mapper, requirements
 from gateway.nfs import jail as jails
+from gateway.nfs.client_records import ClientRecords
 from gateway.nfs.exports import Exported
 from gateway.nfs.ganesha import Ganesha
-from gateway.nfs.ganesha_config import Server, first_lines, render
+from gateway.nfs.ganesha_config import GRACE_S, Server, first_lines, render
 from gateway.nfs.jail import Jail
 from gateway.nfs.jail_control import JailControl, TakenJail, wish
 from gateway.nfs.listening import bound
@@ -44,6 +45,7 @@ _LOOK_S: Final = 1.0
 BACKOFF_S: Final = (0.1, 5.0)
 _HEALTHY_S: Final = 30.0
 _ANSWER_S: Final = 20.0
+_PAUSE_S: Final = 0.05
 _ASK_S: Final = 5.0
 _PATIENCE_S: Final = 60.0
 """Patience with an answer that Ganesha's own threads give; they may all wait for slow disks for a
@@ -93,8 +95,10 @@ class NfsServing:
         self._program = requirements.require()
         self._identity = _identity(node)
         self._place = NfsDirectories(node.store.run, node.store.root / "nfs")
+        self._clients_state = ClientRecords(node, node.store.root / "nfs")
         node.reports["nfs"] = self._report
-        node.control.handlers.update(nfs_look=self._answer_look, nfs_clients=self._answer_clients)
+        answers = {"nfs_look": self._answer_look, "nfs_clients": self._answer_clients}
+        node.control.handlers.update(answers, nfs_adopt=self._answer_adopt)
         views = await self._views()
         taken = await self._taken(views)
         if taken is None:
@@ -269,6 +273,7 @@ class NfsServing:
             try:
                 await self._look_once(views)
                 self._place.copy_tables()
+                await self._clients_state.publish()
             except (KvfsError, OSError) as error:
                 log.warning("NFS: what is exported could not be looked at: %s", error)
             self._looked.set()
@@ -380,6 +385,23 @@ class NfsServing:
                 await looked.wait()
         raise Unavailable(f"NFS is not served: {self._problem or 'it takes too long'}")
 
+    async def _answer_adopt(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Lets the clients of a node that has ended take back here what they have open and locked.
+        Raises what `ClientRecords.of` raises, Unavailable."""
+        other, names = await self._clients_state.of(str(params.get("node", "")))
+        if names:
+            await trio.to_thread.run_sync(self._clients_state.let_return, names)
+            before = self._ganesha
+            if before is not None:
+                before.end()
+            with trio.move_on_after(_ANSWER_S):
+                while self._ganesha is None or self._ganesha is before:
+                    await trio.sleep(_PAUSE_S)
+            if self._ganesha is None or self._ganesha is before:
+                raise Unavailable(f"NFS is not served: {self._problem or 'it takes too long'}")
+        await self._clients_state.forget(other)
+        return {"name": other.name, "clients": len(names), "grace_s": GRACE_S}
+
     async def _answer_clients(self, _params: dict[str, Any]) -> dict[str, Any]:
         return {"clients": await self._clients()}
 
@@ -400,6 +422,7 @@ class NfsServing:
             "restarts": self._restarts,
             "clients": len(found),
             "connections": sum(found.values()),
+            "movable_clients": self._clients_state.known,
             "exports": [
                 {
                     "namespace": each.name,

@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,6 +16,9 @@ from kvfs.base.errors import NotFound, NotSupported, Unavailable
 
 if TYPE_CHECKING:
     from gateway.nfs.exports import Exported, Groups, Squash
+
+_ADOPT_S: Final = 60.0
+"""The node waits for the other one's lease to end, and for NFS-Ganesha to start."""
 
 
 @click.group("nfs", cls=CommandGroup)
@@ -128,6 +131,26 @@ def clients(config: Config) -> list[dict[str, Any]]:
     except NotSupported:
         raise NotFound("the running node serves no NFS: start it with --nfs") from None
     return [{"address": address, "connections": count} for address, count in found.items()]
+
+
+@command.command("adopt")
+@click.argument("which", metavar="NODE")
+@settings_options.configured("store")
+def adopt(which: str, config: Config) -> None:
+    """Let the clients of a node that has ended go on at this one.
+
+    NODE is a number or a name. Version 4 clients take back what they have open and locked within
+    the grace period, for which NFS is started anew here: move the node's address to this one right
+    afterwards. Version 3 clients need no more than the address.
+    """
+    try:
+        told = node_requests.ask(config, "nfs_adopt", {"node": which}, deadline_s=_ADOPT_S)
+    except NotSupported as error:
+        raise NotFound(f"nothing can be adopted: {error}") from None
+    click.echo(
+        f"{told['clients']} clients of node {told['name']} may return here within"
+        f" {told['grace_s']} s"
+    )
 
 
 def _row(exported: "Exported") -> dict[str, Any]:
