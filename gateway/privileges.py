@@ -1,13 +1,22 @@
 """The privileges that a node keeps: what serving needs, and nothing else from its start on.
 
 Given up before the first thread is made, as each has its own, and by children therefore too. A
-dump of a node's memory would hold keys; none is written.
+dump of a node's memory would hold keys; none is written, and of a node of root no process reads it
+that may not trace all others (CAP_SYS_PTRACE).
+
+A user's node stays open to that user's programs, which could read its keys' files as well: they
+write for it to the kernel's device when it hangs (`kvfs.base.fuse_device`). And it mounts by the
+set-uid fusermount3, so it may still gain privileges, and has no filter of system calls.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
-from typing import Final
+from typing import Any, Final
+
+from gateway import system_calls
+from kvfs.base.processes import hide_memory, is_memory_hidden
 
 KEPT: Final = {
     "mount(2), passthrough's backing files, the jail of NFS": {"SYS_ADMIN": 21},
@@ -37,6 +46,7 @@ KEPT: Final = {
 _VERSION: Final = 0x20080522
 _LAST: Final = 63
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 23, 24, 38
+_PR_GET_SECCOMP, _FILTER = 21, 2
 _NO_DUMP: Final = 1
 """The limit of a dump's size that ends dumps into pipes too, for which 0 says nothing."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -67,6 +77,18 @@ def give_up() -> None:
             _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
     _keep(kept)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    hide_memory()
+    with contextlib.suppress(OSError):  # `report` tells
+        system_calls.refuse_needless()
+
+
+async def report() -> dict[str, Any]:
+    """Returns its part of the node's status."""
+    return {
+        "hides_memory": is_memory_hidden(),
+        "filters_calls": _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) == _FILTER,
+        "is_root": os.geteuid() == 0,
+    }
 
 
 def _keep(kept: int) -> None:

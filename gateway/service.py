@@ -237,6 +237,7 @@ async def _serve(
     takeover: "Takeover | None",
 ) -> None:
     """Serves an open node, until it is to stop."""
+    node.reports["confinement"] = privileges.report
     async with trio.open_nursery() as nursery:
         keeper = MountKeeper(node, nursery, takeover)
         _answer_requests(node, keeper, stopping, start)

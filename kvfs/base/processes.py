@@ -1,10 +1,14 @@
-"""Tells whether another process has ended, even one that the kernel cannot let go of yet."""
+"""Tells whether another process has ended, even one that the kernel cannot let go of yet; and keeps
+others from looking into this one."""
 
+import ctypes
 import os
 import select
 from typing import Final
 
 _ENDED: Final = "ZX"
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
+_libc: Final = ctypes.CDLL(None)
 
 
 class OtherProcess:
@@ -38,3 +42,15 @@ def state_of(pid: int) -> str:
             return stat.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return "X"
+
+
+def hide_memory() -> None:
+    """Closes this process's memory, environment and descriptors to all processes but those that may
+    trace every other (CAP_SYS_PTRACE): to other programs of its user, also to debuggers and
+    profilers. What it executes is open again. No dump is written of it."""
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def is_memory_hidden() -> bool:
+    """Returns whether `hide_memory` is in force."""
+    return bool(_libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 0)

@@ -20,7 +20,7 @@ import trio
 
 from kvfs.base import log_lines, priority
 from kvfs.base.encryption import KEY_NAME, open_key
-from kvfs.base.processes import OtherProcess
+from kvfs.base.processes import OtherProcess, hide_memory
 from kvfs.http.api import Counters, Head, Limits, OnResponse, serve, server_context
 from kvfs.objects.object_store import ObjectStore
 from s3api.auth.authorization import Access
@@ -70,6 +70,7 @@ def main() -> None:
     plan = msgspec.json.decode(line, type=WorkerPlan)
     os.chdir("/")
     priority.follow()
+    hide_memory()  # keys of users are in it
     log_lines.begin(plan.log_level, f"s3[{os.getpid()}] ")
     store = ObjectStore(Path(plan.store))
     try:

@@ -61,8 +61,9 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[DoctorLi
     yield from _shared_engine(status)
     yield from _s3(status)
     yield _nfs(status)
-    from cli.commands.service import doctor_loads
+    from cli.commands.service import doctor_confinement, doctor_loads
 
+    yield from doctor_confinement.lines(status)
     yield from doctor_loads.lines(directory)
 
 

@@ -513,6 +513,8 @@ EXAMINED = {
     "s3 symbolic links",
     "s3 SSE",
     "transport rdma",
+    "system calls",
+    "hidden memory",
     "cuda",
     "torch with CUDA",
     "GPUDirect Storage",

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway import privileges
+from gateway import privileges, system_calls
+from gateway.nfs.name_guard import machine
 from tests.integration import harness
 
 DEADLINE_S = 60.0
+NOT_TRACING = "-sys_ptrace,-perfmon,-sys_admin"
+"""What a program that looks into others has one of (the last two from Linux 6.14 on)."""
 WITHOUT = ("setpriv", "--bounding-set", "-sys_resource")
 """Stands before the program of a container, in which root is no administrator of the host."""
 
@@ -121,8 +124,53 @@ def test_a_node_keeps_the_privileges_that_it_needs() -> None:
                 (mask,) = re.findall(rf"^{name}:\t(\w+)$", told, re.MULTILINE)
                 assert int(mask, 16) & ~kept == 0, (pid, name)
             assert "NoNewPrivs:\t1\n" in told
+            assert "Seccomp:\t2\n" in told
             limits = Path(f"/proc/{pid}/limits").read_text()
             assert re.search(r"^Max core file size +1 +1 ", limits, re.MULTILINE)
+
+
+def test_no_program_looks_into_a_node_of_root() -> None:
+    """Not one of root either, unless it may trace all others."""
+    with node() as made:
+        made.flags = ("--s3", "127.0.0.1:0", "--admin", "off")
+        made.up()
+        worker = made.status()["s3"]["workers"][0]
+        for pid in (made.pid, worker):
+            for look in (("cat", "environ"), ("cat", "maps"), ("readlink", "fd/0")):
+                seen = f"/proc/{pid}/{look[1]}"
+                command = ["setpriv", "--bounding-set", NOT_TRACING, look[0], seen]
+                assert subprocess.run(command, capture_output=True).returncode != 0, seen
+        assert made.status()["confinement"] == {
+            "hides_memory": True,
+            "filters_calls": True,
+            "is_root": True,
+        }
+
+
+def test_a_call_that_no_node_needs_is_refused() -> None:
+    """Also to a program that it starts, which goes on with others."""
+    numbers = [each for each in system_calls._numbers(machine()).values() if each is not None]
+    program = f"""if True:
+        import ctypes, os, subprocess, sys
+        from gateway import privileges
+        libc = ctypes.CDLL(None, use_errno=True)
+        if sys.argv[1:]:
+            privileges.give_up()
+            subprocess.run([sys.executable, "-c", os.environ["PROGRAM"]], check=True)
+        else:
+            for number in {numbers}:
+                assert libc.syscall(number, 0, 0, 0, 0) == -1, number
+                assert ctypes.get_errno() == 1, number
+            print(os.uname().sysname)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program, "parent"],
+        cwd=harness.ROOT,
+        env={**os.environ, "PROGRAM": program},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{os.uname().sysname}\n"), done.stderr
 
 
 def test_what_is_kept_is_enough() -> None:
