@@ -5,9 +5,11 @@ about to run another program. This one has no children, while the process of the
 programs all the time: it would show others halves of what its threads are writing.
 """
 
+import errno
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,13 +26,7 @@ class Hand:
     """The process, as its worker sees it; used by one thread. Methods raise OSError."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            cwd=Path(__file__).parents[3],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process = _start()
 
     def open(self, path: Path) -> int:
         """The number of a file, made or cut to nothing."""
@@ -56,10 +52,30 @@ class Hand:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        code, number = json.loads(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._again()
+            raise OSError(errno.EIO, "a store into a mapped file met a full disk")
+        code, number = json.loads(answer)
         if code:
             raise OSError(code, os.strerror(code))
         return int(number)
+
+    def _again(self) -> None:
+        """Begins anew: storing into a page that the disk has no room for ends a process."""
+        self._process.communicate()
+        assert self._process.returncode == -signal.SIGBUS
+        self._process = _start()
+
+
+def _start() -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        cwd=Path(__file__).parents[3],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _open(path: str) -> int:
