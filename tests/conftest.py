@@ -48,6 +48,7 @@ LONGEST = (
     "integration/clients/test_s3_clients.py",
     "cluster/test_histories.py",
     "cluster/test_faults.py",
+    "soak/test_soak.py",
     "integration/mount/test_directories.py",
     "integration/mount/test_races.py",
     "fault/disk/test_power_campaign.py",
