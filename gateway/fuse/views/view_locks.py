@@ -139,21 +139,34 @@ class ViewLocks:
             handle = self._open_files.handle(fh)
             access = os.O_RDWR if handle.writable else os.O_RDONLY
             number = self._open_files.number(handle.file.ino)
-            fd = await trio.to_thread.run_sync(self._open, number, access)
+            fd = await self._open(number, access)
             self._held[fh] = fd
             if self._keeps is not None:
                 await trio.to_thread.run_sync(self._keeps.put_lock, self._namespace, fh, fd)
             return fd
 
-    def _open(self, number: int, access: int) -> int:
+    async def _open(self, number: int, access: int) -> int:
         """Opens a file that is never written by this descriptor, whose close so asks nothing of the
-        mount: one that waited for a daemon would keep this process from ending. Raises OSError."""
-        thread = threading.get_native_id()
-        self._openers.add(thread)
+        mount: one that waited for a daemon would keep this process from ending. Raises OSError.
+        Cancelled: nobody waits for the mount, which may not be served any more."""
+        left = threading.Event()
+
+        def opened() -> int:
+            thread = threading.get_native_id()
+            self._openers.add(thread)
+            try:
+                fd = _open(self._mountpoint, number, access)
+            finally:
+                self._openers.discard(thread)
+            if left.is_set():
+                os.close(fd)
+            return fd
+
         try:
-            return _open(self._mountpoint, number, access)
-        finally:
-            self._openers.discard(thread)
+            return await trio.to_thread.run_sync(opened, abandon_on_cancel=True)
+        except trio.Cancelled:
+            left.set()
+            raise
 
     async def go_on(self, handles: Collection[int]) -> None:
         """Drops the locks of handles that the view's kernel has no more."""

@@ -145,5 +145,6 @@ def test_locks_of_clients_hold_on_the_other_node_and_move_with_them(two: Two) ->
     for each in movers:
         each.client.unlock(each.locked, *each.range)
         assert program_can_lock(two.b, *each.range)
+    two.a.node.up()
     data = (two.b.node.mount / "shared" / "f").read_bytes()
     assert (data[10:15], data[30:35]) == (b"moved", b"moved")
