@@ -201,6 +201,11 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "advertise": click.option(
         "--advertise", metavar="HOST[:PORT]", help="Address by which other nodes reach --peer."
     ),
+    "peer_tls": click.option(
+        "--peer-tls",
+        metavar="MODE",
+        help="TLS between nodes: off (the default), accept (with all that speak it) or require.",
+    ),
     "transport": click.option(
         "--transport",
         metavar="NAME",

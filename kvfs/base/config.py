@@ -26,6 +26,8 @@ Mode = Literal["auto", "passthrough", "relay", "libfuse"]
 MODES: Final = get_args(Mode)
 Transport = Literal["tcp", "rdma"]
 TRANSPORTS: Final = get_args(Transport)
+PeerTlsMode = Literal["off", "accept", "require"]
+PEER_TLS_MODES: Final = get_args(PeerTlsMode)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 _PREFIX: Final = "KVFS_"
@@ -179,6 +181,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     advertise: str = ""
     """`HOST[:PORT]` by which other nodes reach `peer`. Empty: the address by which the engine is
     reached, or the host of `peer`."""
+    peer_tls: PeerTlsMode = "off"
+    """TLS between nodes, by certificates that follow from the cluster's secret: `off`, `accept`
+    (with all nodes that speak it) or `require` (nothing else)."""
     transport: Transport = "tcp"
     """The transport of data from other nodes: `tcp`, or `rdma` by Mooncake's transfer engine (`pip
     install 'kvfs[rdma]'`, libibverbs1)."""
@@ -293,6 +298,10 @@ def _check_cluster(config: Config, origins: Mapping[str, str]) -> None:
         return
     if config.peer == "off":
         raise ConfigError(f"{origins['peer']}: a node of a cluster serves its data to the others")
+    if config.peer_tls == "require" and config.transport == "rdma":
+        raise ConfigError(
+            f"{origins['transport']}: it sends data without TLS, which peer_tls requires"
+        )
     for taken in ("s3", "admin", "nfs"):
         address = getattr(config, taken)
         if isinstance(address, Address) and address == config.peer and address.port:
@@ -519,6 +528,7 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "node_name": _text("a name like 'gpu-07' of at most 63 letters", _is_node_name),
     "peer": _listening,
     "advertise": _advertised,
+    "peer_tls": _one_of(PEER_TLS_MODES),
     "transport": _one_of(TRANSPORTS),
     "found": _boolean,
     "zone": _text("a name like 'zone-1' of at most 63 letters", _is_place),
@@ -535,7 +545,7 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "shared": _places(parse_shared),
 }
 assert tuple(_CONVERTERS) == KEYS
-_OF_CLUSTERS: Final = ("peer", "advertise", "transport", "zone", "rack", "secret_file")
+_OF_CLUSTERS: Final = ("peer", "advertise", "peer_tls", "transport", "zone", "rack", "secret_file")
 """Settings that mean nothing to a lone node."""
 _NONE: Final = ("", "auto", "off", "tcp")
 """Values of them that ask for nothing."""

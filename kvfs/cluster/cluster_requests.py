@@ -16,11 +16,13 @@ import msgspec
 import trio
 
 from kvfs.base.control import Handler
+from kvfs.base.encryption import KEY_NAME
 from kvfs.base.errors import Busy, Invalid
 from kvfs.cluster import decommission, schema_upgrade
 from kvfs.cluster.membership import Membership
 from kvfs.cluster.node_records import NodeRecord, find_node, set_state
 from kvfs.cluster.roster import Member
+from kvfs.cluster.shared_key import share_key
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine
 
@@ -140,6 +142,9 @@ class ClusterRequests:
         if change == "rotate":
             await self._member.rotate_secret()
         elif change == "retire":
+            # With the old secret goes whoever could read what it encrypted.
+            key = self._member.store.root / KEY_NAME
+            await share_key(self._engine, key, self._member.secrets)
             await self._member.retire_secrets()
         return self._member.secrets.as_text()
 
@@ -166,4 +171,5 @@ def describe(member: Member, *, is_current: bool) -> dict[str, Any]:
         "incarnation": member.incarnation,
         "version": member.version,
         "protocol": member.protocol,
+        "tls": member.tls,
     }

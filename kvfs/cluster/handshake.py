@@ -12,8 +12,8 @@ nor sent back. The server names one of the secrets that the client has, the newe
 Invariants
 - Nothing that a peer said counts before its proof was compared, in constant time. Refusals before
   that tell a stranger versions and ids, which are no secrets.
-- From then on the connection is trusted: if others can write into it on its way, the network has to
-  be protected as well.
+- From then on the connection is trusted: that nobody writes into it on its way is for TLS
+  (`cluster.tls`), inside which it stands.
 """
 
 import hashlib

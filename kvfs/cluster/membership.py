@@ -73,6 +73,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     rack: str = ""
     capacity_bytes: int = 0
     media: tuple[str, ...] = ("ssd",)
+    tls: bool = False
+    """Whether it speaks TLS with other nodes."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -363,6 +365,7 @@ class Membership:
             lacking=measured.lacking,
             obstacle=measured.obstacle,
             place=self._place,
+            tls=self.about.tls,
         )
         return pack(self._reports.tell(words, len(self.roster), now()))
 

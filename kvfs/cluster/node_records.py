@@ -62,6 +62,8 @@ class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     """The reason why it cannot be drained, for people."""
     place: str = ""
     """The directory of its store, as that host names it (`Store.place`); empty: not told."""
+    tls: bool = False
+    """Whether it speaks TLS with other nodes."""
 
     def is_of(self, boot: int, place: str) -> bool:
         """Returns whether the reporter was on this host since it was started, with the store that

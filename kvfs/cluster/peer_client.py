@@ -6,6 +6,7 @@ Invariants
 - Every wait has a deadline; a peer's message is bounded before it is read.
 """
 
+import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple
@@ -13,10 +14,18 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import trio
 
-from kvfs.base.errors import UNDECODABLE, Conflict, Corrupt, Invalid, Unavailable
+from kvfs.base.errors import UNDECODABLE, AccessDenied, Conflict, Corrupt, Invalid, Unavailable
 from kvfs.cluster import handshake, peer_protocol
 from kvfs.cluster.peer_protocol import Ask, Later, Lent, PeerAddress, PeerIdentity
-from kvfs.http.api import ClientConnection, ConnectionLost, Field, ResponseHead, connect
+from kvfs.cluster.tls.peer_tls import PeerTls
+from kvfs.http.api import (
+    ClientConnection,
+    ConnectionLost,
+    Field,
+    ResponseHead,
+    Untrusted,
+    connect,
+)
 from kvfs.policy.answers_ahead import AnswersAhead
 
 CALL_S: Final = 5.0
@@ -90,8 +99,10 @@ class _Ahead(NamedTuple):
 class PeerClient:
     """Asks other nodes. For one event loop."""
 
-    def __init__(self, identity: PeerIdentity) -> None:
+    def __init__(self, identity: PeerIdentity, tls: PeerTls | None = None) -> None:
+        """Without `tls` all connections are plain."""
         self._identity = identity
+        self._tls = tls
         self._idle: dict[PeerAddress, list[_Peer]] = {}
         self.ahead: Final = AnswersAhead[Ask, _Ahead](trio.current_time)
         """The answers that brought a file's bytes along."""
@@ -231,8 +242,27 @@ class PeerClient:
     async def _meet(self, address: PeerAddress) -> _Peer:
         """Returns a new connection to the node. Raises ConnectionLost, Unavailable, AccessDenied,
         NotSupported, Conflict, Invalid."""
+        offers = [] if self._tls is None else self._tls.to_node(address.node)
+        if not offers:
+            return await self._greet(address)
+        refusal: Untrusted | None = None
+        for name, context in offers:
+            try:
+                return await self._greet(address, context, name)
+            except Untrusted as error:
+                refusal = error
+        raise AccessDenied(
+            f"{_named(address)} has another secret of the cluster than this node, or its clock is"
+            f" weeks away ({refusal}): give it the one that `kvfs node secret` prints here, with"
+            " `kvfs node join`"
+        )
+
+    async def _greet(
+        self, address: PeerAddress, tls: ssl.SSLContext | None = None, server_name: str = ""
+    ) -> _Peer:
+        """Raises Untrusted, and what `_meet` raises."""
         with _in_time(_CONNECT_S, address):
-            connection = await connect(address.host, address.port)
+            connection = await connect(address.host, address.port, tls, server_name or None)
         self.connected += 1
         try:
             dialing = handshake.Dialing(self._identity.secrets(), self._identity.party)
@@ -284,6 +314,8 @@ def _in_time(deadline_s: float, address: PeerAddress) -> Iterator[None]:
             yield
     except trio.TooSlowError:
         raise Unavailable(f"{_named(address)} did not answer in {deadline_s:g} s") from None
+    except Untrusted:
+        raise
     except ConnectionLost as error:
         raise Unavailable(f"{_named(address)} is not reached: {error}") from None
 

@@ -30,6 +30,7 @@ from kvfs.cluster import peer_protocol
 from kvfs.cluster.handshake import LIMIT as HELLO_BYTES
 from kvfs.cluster.handshake import Answering, Party
 from kvfs.cluster.peer_protocol import Ask, Later, Lent, PeerAddress, PeerIdentity
+from kvfs.cluster.tls.peer_tls import PeerTls
 from kvfs.http.api import Field, FileRange, Head, Limits, RequestBody, Response, serve
 from kvfs.policy.fanout_tree import Spreading
 
@@ -117,6 +118,7 @@ class PeerServer:
         *,
         unleased: Collection[str] = (),
         is_own: Callable[[int], bool] = lambda _ino: False,
+        tls: PeerTls | None = None,
     ) -> None:
         """`demanded` is told of each file that a node begins to ask for. `methods`, by name: their
         parameters and results are of msgpack's types; they raise KvfsError. `lender`: lends chunks
@@ -134,6 +136,7 @@ class PeerServer:
         self._lends = lender
         self._unleased = {*unleased, _SUMS}
         self._is_own = is_own
+        self._tls = tls
         self.counters = {"peers_refused": 0, "peers_redirected": 0, "peers_sent_bytes": 0}
 
     async def serve(
@@ -143,7 +146,10 @@ class PeerServer:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serves on `listeners`, which are closed at the end, until cancelled."""
-        await serve(listeners, self._handle, _LIMITS, refuse=_refuse, task_status=task_status)
+        tls = None if self._tls is None else self._tls.server(self._refused)
+        await serve(
+            listeners, self._handle, _LIMITS, refuse=_refuse, tls=tls, task_status=task_status
+        )
 
     async def _handle(self, head: Head, body: RequestBody) -> Response:
         try:
@@ -180,11 +186,20 @@ class PeerServer:
 
     async def _hello(self, head: Head, body: RequestBody) -> Response:
         assert head.session is not None
+        if self._tls is not None and self._tls.is_required and not head.secure:
+            error = AccessDenied(
+                "this node speaks TLS alone (peer_tls): upgrade the node that asks, or let it speak"
+                " TLS; for as long as that takes, peer_tls = accept here"
+            )
+            self._complain(head.peer[0], error)
+            response = _problem(error)
+            response.close = True
+            return response
         answering = Answering(self._identity.secrets(), self._identity.party)
         try:
             reply = answering.reply(await body.read(2 * HELLO_BYTES))
         except KvfsError as error:
-            self._complain(head, error)
+            self._complain(head.peer[0], error)
             response = _problem(error)
             response.close = True
             return response
@@ -204,19 +219,29 @@ class PeerServer:
         try:
             party = known.conclude(peer_protocol.parse_proof(proof))
         except KvfsError as error:
-            self._complain(head, error)
+            self._complain(head.peer[0], error)
             raise
         head.session.value = party
         head.session.prove()
         return party
 
-    def _complain(self, head: Head, error: KvfsError) -> None:
+    def _refused(self, host: str, reason: str) -> None:
+        self._complain(
+            host,
+            AccessDenied(
+                f"no certificate of this cluster's secret was shown, or ours was not accepted:"
+                f" {reason}; `kvfs node join` gives a node the secret that `kvfs node secret`"
+                " prints"
+            ),
+        )
+
+    def _complain(self, host: str, error: KvfsError) -> None:
         """Logs once for each host and kind of error: a node that is refused asks again."""
         self.counters["peers_refused"] += 1
-        what = f"{head.peer[0]} {type(error).__name__}"
+        what = f"{host} {type(error).__name__}"
         if what not in self._complained and len(self._complained) < _COMPLAINTS:
             self._complained.add(what)
-            log.warning("a peer at %s was refused: %s", head.peer[0], error)
+            log.warning("a peer at %s was refused: %s", host, error)
 
     # --- what it asks ---
 

@@ -41,6 +41,8 @@ class Member(NamedTuple):
     """Time for which its lease was not renewed, at least."""
     version: str
     protocol: int
+    tls: bool
+    """Whether it says that it speaks TLS with other nodes."""
 
 
 class Roster:
@@ -70,6 +72,11 @@ class Roster:
     def get(self, number: int) -> Member | None:
         """Returns a node; None: there never was one."""
         return self._members.get(number)
+
+    def speaks_tls(self, number: int) -> bool:
+        """Returns whether a node says that it speaks TLS with others."""
+        found = self._members.get(number)
+        return found is not None and found.tls
 
     def lives(self, number: int, incarnation: int | None = None) -> bool:
         """Returns whether a node, or this incarnation of it, holds its lease."""
@@ -117,6 +124,7 @@ class Roster:
             silent_s=self._sightings.silent_s(number),
             version=words.version if words else record.version,
             protocol=words.protocol if words else record.protocol,
+            tls=words is not None and words.tls,
         )
 
 

@@ -12,7 +12,8 @@ doors and nodes give it a handler.
 | `head` | the head of a request |
 | `parser` | bytes to a head: strict, no I/O |
 | `chunks` | the framing of chunked bodies: strict, no I/O |
-| `stream` | a socket, or TLS on it, with deadlines |
+| `stream` | a socket, with deadlines |
+| `tls_stream` | the same with TLS on it |
 | `inbox` | bytes that have arrived and were not taken yet |
 | `body` | the body of a request |
 | `response` | a handler's answer, and its head as bytes: no I/O |

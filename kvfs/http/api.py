@@ -9,6 +9,7 @@ from kvfs.http.connection_errors import (
     BodyTruncated,
     ConnectionLost,
     RequestRefused,
+    Untrusted,
     WireError,
 )
 from kvfs.http.head import ConnectionState, Field, Head, Memo
@@ -16,7 +17,7 @@ from kvfs.http.http_client import ClientConnection, ResponseHead, connect
 from kvfs.http.limits import Limits
 from kvfs.http.response import FileRange, Prepared, Response, plain_refusal
 from kvfs.http.server import BACKLOG, listen, serve
-from kvfs.http.tls_contexts import server_context
+from kvfs.http.tls_contexts import CertificateFiles, ServerTls, expires_s, server_context
 
 __all__ = [
     "BACKLOG",
@@ -24,6 +25,7 @@ __all__ = [
     "BodyStalled",
     "BodyTooLarge",
     "BodyTruncated",
+    "CertificateFiles",
     "ClientConnection",
     "ConnectionLost",
     "ConnectionState",
@@ -41,8 +43,11 @@ __all__ = [
     "RequestRefused",
     "Response",
     "ResponseHead",
+    "ServerTls",
+    "Untrusted",
     "WireError",
     "connect",
+    "expires_s",
     "listen",
     "plain_refusal",
     "serve",

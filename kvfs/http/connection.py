@@ -11,12 +11,19 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
 from kvfs.base.detach import Unfinished, aside, begin
 from kvfs.http.body import RequestBody
-from kvfs.http.connection_errors import ConnectionLost, RequestRefused, WireError
+from kvfs.http.connection_errors import (
+    ConnectionLost,
+    RequestRefused,
+    Stalled,
+    Untrusted,
+    WireError,
+)
 from kvfs.http.full_server import IDLE_PROVEN, IDLE_STRANGER, STALLED, UNFINISHED_HEAD, Origin, Wait
 from kvfs.http.head import ConnectionState, Head
 from kvfs.http.idle_connections import IdleConnections
@@ -35,9 +42,13 @@ from kvfs.http.response import (
 )
 from kvfs.http.response_writer import send_response
 from kvfs.http.stream import NEVER, TURN_BYTES, Stream
+from kvfs.http.tls_contexts import ServerTls
+from kvfs.http.tls_stream import over
 
 log = logging.getLogger(__name__)
 
+_HANDSHAKE: Final = b"\x16"
+"""The first byte of TLS; no method of HTTP begins with it."""
 Handler = Callable[[Head, RequestBody], Awaitable[Response]]
 Refuse = Callable[[int, str], Response]
 OnResponse = Callable[[Head | None, int, int, float], None]
@@ -208,20 +219,47 @@ class Connection:
                 self.stream.close()
         return goes_on
 
-    async def attend(self) -> None:
+    async def attend(self, tls: ServerTls) -> bool:
         """Serves a connection over TLS to its end and closes it. Shielded: ends by `stop`, by its
-        deadlines or by `scope`."""
+        deadlines or by `scope`. Returns whether it is plain, and may be: then it goes on."""
+        is_plain = False
         try:
             with self.scope:
-                await self.stream.handshake()
-                while await self.serve():
-                    pass
+                is_plain = tls.plain_too and not await self._begins_tls()
+                if not is_plain:
+                    await self._begin_tls(tls)
+                    while await self.serve():
+                        pass
         except ConnectionLost:
             log.debug("a connection ended early", exc_info=True)
         except Exception:
             log.exception("a connection failed")
         finally:
-            self.stream.close()
+            if not is_plain:
+                self.stream.close()
+        return is_plain
+
+    async def _begins_tls(self) -> bool:
+        """Returns whether the first byte is one of TLS. Raises ConnectionLost, Stalled."""
+        inbox = self._inbox
+        inbox.idle, inbox.since = True, time.monotonic()
+        try:
+            return await self.stream.peek(inbox.since + self._service.limits.head_s) == _HANDSHAKE
+        finally:
+            inbox.idle = False
+
+    async def _begin_tls(self, tls: ServerTls) -> None:
+        """Raises ConnectionLost, Stalled; what is wrong with the peer's certificate is told."""
+        stream = over(self.stream, tls.context())
+        self.stream = self._inbox.stream = stream
+        try:
+            await stream.handshake()
+        except ConnectionLost as error:
+            if isinstance(error, Untrusted):
+                tls.refused(self._inbox.peer[0], str(error))
+            if not isinstance(error, Stalled):
+                await stream.linger()  # so that the peer sees the reason
+            raise
 
     async def turn_away(self) -> None:
         """Answers that the server is full, and closes it; shielded like `attend`."""

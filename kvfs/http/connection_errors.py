@@ -13,6 +13,10 @@ class Stalled(ConnectionLost):
     """The peer did not do its part within the deadline."""
 
 
+class Untrusted(ConnectionLost):
+    """A certificate was not accepted, by this side or by the peer."""
+
+
 class RequestRefused(WireError):
     """A request is answered with `status`, and the connection is closed.
 

@@ -7,6 +7,7 @@ the scope that it stands in, and a connection whose exchange was cut short can o
 
 import re
 import socket
+import ssl
 from collections.abc import Iterable
 from typing import Final
 
@@ -17,7 +18,8 @@ import trio
 from kvfs.http.connection_errors import ConnectionLost
 from kvfs.http.head import Field
 from kvfs.http.limits import Limits
-from kvfs.http.stream import NEVER, Stream
+from kvfs.http.stream import NEVER
+from kvfs.http.tls_stream import TlsStream, stream_of
 
 _HEAD_BYTES: Final = 4 << 10
 """Bytes received at a time for a head: what comes along of the body is copied once more."""
@@ -43,7 +45,7 @@ class ClientConnection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._stream = Stream(sock, _LIMITS)
+        self._stream = stream_of(sock, _LIMITS)
         self._data = b""
         self._left = 0
         self._persistent = True
@@ -55,7 +57,7 @@ class ClientConnection:
         if self._asking or self._left or self._data or not self._persistent:
             return False
         try:
-            self._sock.recv(1, socket.MSG_PEEK)
+            socket.socket.recv(self._sock, 1, socket.MSG_PEEK)  # also under TLS
         except BlockingIOError:
             return True
         except OSError:
@@ -132,7 +134,7 @@ class ClientConnection:
 
     async def wait_readable(self) -> None:
         """Waits until more of the body has come, or the connection has ended."""
-        if not self._data:
+        if not self._data and not self._stream.has_more():
             await trio.lowlevel.wait_readable(self._sock)
 
     async def read(self, limit_bytes: int) -> bytes:
@@ -150,18 +152,31 @@ class ClientConnection:
         self._sock.close()
 
 
-async def connect(host: str, port: int) -> ClientConnection:
-    """Returns a connection to a server. Raises ConnectionLost if none can be made. Cancelled: none
-    is left open."""
+async def connect(
+    host: str, port: int, tls: ssl.SSLContext | None = None, server_name: str | None = None
+) -> ClientConnection:
+    """Returns a connection to a server, with `tls` an encrypted one; the server is told that it is
+    called `server_name`. Raises ConnectionLost if none can be made; Untrusted, which is one, if a
+    certificate is not accepted. Cancelled: none is left open."""
     try:
         stream = await trio.open_tcp_stream(host, port)
     except (OSError, ValueError) as error:  # also a name that no resolver takes
         raise ConnectionLost(f"{host} port {port}: {error}") from error
     sock = socket.socket(fileno=stream.socket.detach())
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return ClientConnection(sock)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if tls is not None:
+            sock = tls.wrap_socket(sock, do_handshake_on_connect=False, server_hostname=server_name)
+            await TlsStream(sock, _LIMITS).handshake()
+        return ClientConnection(sock)
+    except OSError as error:
+        sock.close()
+        raise ConnectionLost(f"{host} port {port}: {error}") from error
+    except BaseException:
+        sock.close()
+        raise
 
 
 def render_request(method: str, target: bytes, fields: Iterable[Field], body: bytes) -> bytes:

@@ -21,7 +21,7 @@ class Inbox:
             "_head_bytes",
             "_heads",
             "_limits",
-            "_peer",
+            "peer",
             "data",
             "idle",
             "in_head",
@@ -48,7 +48,7 @@ class Inbox:
         self.stopping = False
         self._limits = limits
         self._head_bytes = limits.head_bytes
-        self._peer = peer
+        self.peer = peer
 
     def is_empty(self) -> bool:
         return self.start == len(self.data)
@@ -81,7 +81,7 @@ class Inbox:
         block = self.data[self.start : end]  # all of it, mostly: then no copy
         self.start = end
         self.is_fresh = False
-        return self._heads.parse(block, self._peer, self.stream.secure)
+        return self._heads.parse(block, self.peer, self.stream.secure)
 
     def _patience_s(self) -> float:
         """Returns the seconds for which the next head is awaited."""

@@ -71,7 +71,7 @@ async def _send_file(stream: Stream, rendered: bytes, body: FileRange) -> None:
         await stream.send(rendered, more=True)
         await _send_coming(stream, body, body.coming)
         return
-    threads = None if stream.secure else body.aside
+    threads = body.aside
     # Without MSG_MORE the peer reads it while a thread wakes up.
     await stream.send(rendered, more=threads is None)
     if threads is not None:

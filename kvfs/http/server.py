@@ -13,7 +13,6 @@ import logging
 import math
 import resource
 import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from kvfs.http.limits import Limits
 from kvfs.http.parser import HeadParser
 from kvfs.http.response import plain_refusal
 from kvfs.http.stream import Stream
+from kvfs.http.tls_contexts import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ async def serve(
     *,
     steps: bool = False,
     refuse: Refuse = plain_refusal,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerTls | None = None,
     on_response: OnResponse | None = None,
     counters: Counters | None = None,
     stop: trio.Event | None = None,
@@ -94,12 +94,9 @@ async def serve(
 
     The handler is shielded from the caller's cancellation; it is responsible for its own waits and
     for how long it takes. If it `steps`, it goes aside (`kvfs.base.detach`) before it waits: then a
-    request that need not wait gets no task. With `tls` every connection is
-    encrypted, and sendfile is replaced by a copy through one buffer per connection; ALPN offers
-    http/1.1 alone.
+    request that need not wait gets no task. With `tls` a connection is
+    encrypted, and sendfile is replaced by a copy through a buffer.
     """
-    if tls is not None:
-        tls.set_alpn_protocols(["http/1.1"])
     counters = Counters() if counters is None else counters
     limits = _within_descriptors(limits or Limits())
     heads = HeadParser(limits)
@@ -128,7 +125,7 @@ def _within_descriptors(limits: Limits) -> Limits:
 
 class _Server:
     def __init__(
-        self, service: ServerContext, tls: ssl.SSLContext | None, nursery: trio.Nursery
+        self, service: ServerContext, tls: ServerTls | None, nursery: trio.Nursery
     ) -> None:
         self._service = service
         self._limits = service.limits
@@ -180,8 +177,6 @@ class _Server:
         peer = (str(address[0]), int(address[1])) if isinstance(address, tuple) else ("", 0)
         try:
             sock.setblocking(False)
-            if self._tls is not None:
-                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except OSError:
             sock.close()
             return None
@@ -203,16 +198,20 @@ class _Server:
         self._connections.add(connection)
         self._service.counters.connections += 1
         self._service.counters.open_connections += 1
-        if connection.stream.secure:
-            self._nursery.start_soon(self._attend, connection)
+        if self._tls is not None:
+            self._nursery.start_soon(self._attend, connection, self._tls)
         else:
             self.idle.add(connection)
 
-    async def _attend(self, connection: Connection) -> None:
+    async def _attend(self, connection: Connection, tls: ServerTls) -> None:
+        goes_on = False
         try:
-            await connection.attend()
+            goes_on = await connection.attend(tls)
         finally:
-            self._ended(connection)
+            if not goes_on:
+                self._ended(connection)
+        if goes_on:
+            self.idle.add(connection)
 
     def _ended(self, connection: Connection) -> None:
         self._service.counters.open_connections -= 1

@@ -40,12 +40,11 @@ TURN_BYTES: Final = 4 << 20
 _TURN_COST: Final = 64 << 10  # of an operation, however little it moves
 _PIECE_BYTES: Final = 2 << 20  # of one sendfile; a socket holds 4 MiB at most by default
 _BURST_BYTES: Final = 64 << 20  # sent in a thread before its loop is asked again
-_PAUSE_MS: Final = 20  # of the peer, after which the thread is given back
-_COPY_BYTES: Final = 256 << 10  # the buffer that stands in for sendfile under TLS
+PAUSE_MS: Final = 20  # of the peer, after which the thread is given back
 _SCRATCH: Final = bytearray(64 << 10)  # what is read into it is dropped, so all streams share it
 
-_READABLE: Final = select.POLLIN
-_WRITABLE: Final = select.POLLOUT
+READABLE: Final = select.POLLIN
+WRITABLE: Final = select.POLLOUT
 _READ_NEEDS_READABLE: Final = (BlockingIOError, ssl.SSLWantReadError)
 _WRITE_NEEDS_WRITABLE: Final = (BlockingIOError, ssl.SSLWantWriteError)
 
@@ -55,7 +54,6 @@ class Stream:
     `close` may be called."""
 
     __slots__ = (
-        "_copy",
         "_fd",
         "_is_full",
         "_limits",
@@ -79,34 +77,30 @@ class Stream:
         """Bytes that may move before others are let run."""
         self.receiver: Final = sock.recv
         """Receives what has come, as `socket.recv`: for a stream that nobody waits for."""
-        self._copy: bytearray | None = None
         self._is_full = False
         """Whether the socket did not take all of the last piece: the next is not tried in vain."""
         self.deadline = NEVER
         self.sent_bytes = 0
-        self.secure = isinstance(sock, ssl.SSLSocket)
+        self.secure = False
 
     def expire(self) -> None:
         """Ends the wait in progress, which raises Stalled; does nothing if there is none."""
         trio.lowlevel.notify_closing(self._fd)
 
-    async def handshake(self) -> None:
-        """Does the server's side of the TLS handshake. Raises ConnectionLost, Stalled."""
-        assert isinstance(self._sock, ssl.SSLSocket)
-        deadline = time.monotonic() + self._limits.head_s
-        while True:
-            try:
-                return self._sock.do_handshake()
-            except ssl.SSLWantReadError:
-                await self._wait(_READABLE, deadline)
-            except ssl.SSLWantWriteError:
-                await self._wait(_WRITABLE, deadline)
-            except OSError as error:
-                raise ConnectionLost("no TLS handshake") from error
-
     def fileno(self) -> int:
         """Returns the socket's descriptor."""
         return self._fd
+
+    async def peek(self, deadline: float) -> bytes:
+        """Returns the first byte that has come, which stays; b"": the peer closed. Raises
+        ConnectionLost, Stalled."""
+        while True:
+            try:
+                return self._sock.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                await self._wait(READABLE, deadline)
+            except OSError as error:
+                raise self._lost(error) from error
 
     async def receive(self, size_bytes: int, deadline: float) -> bytes:
         """Receives up to `size_bytes`, waiting until `deadline` (of time.monotonic); b"": the peer
@@ -121,11 +115,11 @@ class Stream:
             try:
                 return self._sock.recv(size_bytes)
             except _READ_NEEDS_READABLE:
-                await self._wait(_READABLE, deadline)
+                await self._wait(READABLE, deadline)
             except ssl.SSLWantWriteError:
-                await self._wait(_WRITABLE, deadline)
+                await self._wait(WRITABLE, deadline)
             except OSError as error:
-                raise ConnectionLost("the peer went away") from error
+                raise self._lost(error) from error
 
     async def receive_paced(self, size_bytes: int) -> bytes:
         """Does `receive` for a part of a body."""
@@ -145,11 +139,11 @@ class Stream:
                 count = self._sock.recv_into(view)
                 break
             except _READ_NEEDS_READABLE:
-                await self._wait_paced(_READABLE)
+                await self._wait_paced(READABLE)
             except ssl.SSLWantWriteError:
                 await self._wait_to_send()
             except OSError as error:
-                raise ConnectionLost("the peer went away") from error
+                raise self._lost(error) from error
         self._moved(count)
         return count
 
@@ -162,13 +156,13 @@ class Stream:
                 count = self._sock.recv_into(view)
                 break
             except _READ_NEEDS_READABLE:
-                if waited or not _is_ready(self._fd, _READABLE, patience_ms):
+                if waited or not is_ready(self._fd, READABLE, patience_ms):
                     return None
                 waited = True
             except ssl.SSLWantWriteError:
                 return None
             except OSError as error:
-                raise ConnectionLost("the peer went away") from error
+                raise self._lost(error) from error
         self._moved(count)
         return count
 
@@ -186,9 +180,9 @@ class Stream:
             except _WRITE_NEEDS_WRITABLE:
                 await self._wait_to_send()
             except ssl.SSLWantReadError:
-                await self._wait_paced(_READABLE)
+                await self._wait_paced(READABLE)
             except OSError as error:
-                raise ConnectionLost("the peer went away") from error
+                raise self._lost(error) from error
             else:
                 self.sent_bytes += count
                 self._moved(count)
@@ -204,7 +198,7 @@ class Stream:
         except (*_WRITE_NEEDS_WRITABLE, ssl.SSLWantReadError):
             return 0
         except OSError as error:
-            raise ConnectionLost("the peer went away") from error
+            raise self._lost(error) from error
         self.sent_bytes += count
         self.turn_bytes -= count
         return count
@@ -218,12 +212,11 @@ class Stream:
 
         Raises ConnectionLost if the file is shorter, or `unchanged` says no between two pieces or
         at the end; Stalled. A part has gone then."""
-        send_piece = self._send_copy if self.secure else self._sendfile
         end = offset + length
         self._is_full = False
         while offset < end:
             asked = min(_PIECE_BYTES, end - offset)
-            count = await send_piece(fd, offset, asked)
+            count = await self._sendfile(fd, offset, asked)
             offset += count
             self._is_full = count < asked and not self.secure
             if unchanged is not None and not unchanged():
@@ -237,7 +230,7 @@ class Stream:
         unchanged: Callable[[], bool] | None,
         threads: trio.CapacityLimiter,
     ) -> None:
-        """Like `send_file` without TLS, in a thread as long as the peer takes it without a pause,
+        """Like `send_file`, in a thread as long as the peer takes it without a pause,
         and waiting here when it does not. Cancelled: ends within a burst."""
         end = offset + length
         await aside()
@@ -256,7 +249,7 @@ class Stream:
             try:
                 count = os.sendfile(self._fd, fd, offset, end - offset)
             except BlockingIOError:
-                if not _is_ready(self._fd, _WRITABLE, _PAUSE_MS):
+                if not is_ready(self._fd, WRITABLE, PAUSE_MS):
                     break
                 continue
             except OSError as error:
@@ -287,19 +280,6 @@ class Stream:
         self._moved(count)
         return count
 
-    async def _send_copy(self, fd: int, offset: int, length: int) -> int:
-        if self._copy is None:
-            self._copy = bytearray(_COPY_BYTES)
-        view = memoryview(self._copy)[:length]
-        try:
-            count = os.preadv(fd, [view], offset)
-        except OSError as error:
-            raise ConnectionLost("the file cannot be read") from error
-        if count == 0:
-            raise ConnectionLost("the file is shorter than was promised")
-        await self.send(view[:count])
-        return count
-
     async def linger(self) -> None:
         """Signals that nothing more is sent, then reads and drops what still comes, within the
         limits.
@@ -320,10 +300,10 @@ class Stream:
             await _let_others_run()
         while True:
             try:
-                count = self._sock.recv_into(_SCRATCH)
+                count = self._receive_raw(_SCRATCH)
                 break
             except BlockingIOError:
-                await self._wait(_READABLE, deadline)
+                await self._wait(READABLE, deadline)
         return count if time.monotonic() < deadline else 0
 
     def abort(self) -> None:
@@ -339,13 +319,19 @@ class Stream:
         self._sock.close()
 
     def _end_tls(self) -> None:
-        """Tells the peer that the data ended here and were not cut off; its answer is not
-        awaited."""
-        if isinstance(self._sock, ssl.SSLSocket):
-            try:
-                self._sock.unwrap()
-            except (OSError, ValueError):
-                pass
+        """Ends TLS, where there is any."""
+
+    def _receive_raw(self, buffer: bytearray) -> int:
+        """Receives what is dropped."""
+        return self._sock.recv_into(buffer)
+
+    def _lost(self, _error: OSError) -> ConnectionLost:
+        """Returns the error that this one of the socket means."""
+        return ConnectionLost("the peer went away")
+
+    def has_more(self) -> bool:
+        """Returns whether bytes have come that the socket does not show."""
+        return False
 
     def _moved(self, count: int) -> None:
         self.turn_bytes -= count
@@ -370,7 +356,7 @@ class Stream:
         while True:
             queued = self._queued_bytes()
             try:
-                return await self._wait_paced(_WRITABLE)
+                return await self._wait_paced(WRITABLE)
             except Stalled:
                 if queued - self._queued_bytes() < self._limits.progress_bytes:
                     raise
@@ -387,13 +373,13 @@ class Stream:
         self.turn_bytes = TURN_BYTES
         self.deadline = deadline
         try:
-            if event == _READABLE:
+            if event == READABLE:
                 await until_readable(self._fd)
             else:
                 await aside()
                 await trio.lowlevel.wait_writable(self._fd)
         except trio.ClosedResourceError:
-            if _is_ready(self._fd, event, 0):
+            if is_ready(self._fd, event, 0):
                 return  # it came in the same moment
             raise Stalled("the peer did not do its part in time") from None
         finally:
@@ -419,7 +405,7 @@ async def _let_others_run() -> None:
     await trio.lowlevel.checkpoint()
 
 
-def _is_ready(fd: int, event: int, patience_ms: int) -> bool:
+def is_ready(fd: int, event: int, patience_ms: int) -> bool:
     poll = select.poll()
     poll.register(fd, event)
     return bool(poll.poll(patience_ms))

@@ -28,7 +28,7 @@ import msgspec
 import trio
 
 from kvfs.base.clock import now
-from kvfs.base.config import PEER_PORT, Address, Config, Transport
+from kvfs.base.config import PEER_PORT, Address, Config, PeerTlsMode, Transport
 from kvfs.base.control import Handler
 from kvfs.base.encryption import KEY_NAME, open_key
 from kvfs.base.errors import Busy, Invalid, KvfsError, Unavailable
@@ -42,6 +42,7 @@ from kvfs.cluster.peer_client import PeerClient
 from kvfs.cluster.peer_protocol import PeerAddress, PeerIdentity
 from kvfs.cluster.peer_server import Method, PeerServer
 from kvfs.cluster.shared_key import share_key
+from kvfs.cluster.tls.peer_tls import PeerTls
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import NAME as INDEX_NAME
 from kvfs.datastore.index import Index
@@ -123,6 +124,7 @@ class Clustered:
         listeners: Sequence[socket.socket],
         look: Callable[[], Awaitable[None]],
         transport: Transport,
+        peer_tls: PeerTlsMode,
     ) -> None:
         """`look` is `Renewal.look`."""
         self._look = look
@@ -131,7 +133,9 @@ class Clustered:
         self.member = member
         self.engine = engine
         self.identity = PeerIdentity(member.party, lambda: member.secrets, at)
-        self.peers = PeerClient(self.identity)
+        roster = member.roster
+        self.tls = PeerTls(peer_tls, lambda: member.secrets, member.node, roster.speaks_tls)
+        self.peers = PeerClient(self.identity, self.tls)
         self.rdma = Rdma(at.host, self.peers) if transport == "rdma" else None
         """The transport of this name, if it is in use."""
         self.fetches: Final = PeerFetches(
@@ -226,7 +230,8 @@ class Clustered:
         """Returns the cluster's part of the node's status."""
         rdma = self.rdma.report() if self.rdma else None
         names = self.names.report() if self.names else None
-        return {**await self._requests.report(), "rdma": rdma, "names": names}
+        told = {"rdma": rdma, "names": names, "tls": self.tls.report()}
+        return {**await self._requests.report(), **told}
 
     @property
     def counters(self) -> dict[str, int]:
@@ -310,6 +315,7 @@ class Clustered:
             self.rdma.lending if self.rdma else None,
             unleased={*names.methods, *own},
             is_own=names.is_kept,
+            tls=self.tls,
         )
         return self.server
 
@@ -413,6 +419,7 @@ async def joined_cluster(
             rack=config.rack,
             media=_media(config),
             capacity_bytes=capacity,
+            tls=config.peer_tls != "off",
         )
         member = await _join(stack, config, store, about)
 
@@ -442,7 +449,7 @@ async def joined_cluster(
             at = PeerAddress(member.node, host, port)
             yield Clustered(
                 *(member, engine, store, config.engine, at, listeners, renewal.look),
-                config.transport,
+                *(config.transport, config.peer_tls),
             )
         finally:
             with trio.CancelScope(shield=True), contextlib.suppress(KvfsError):

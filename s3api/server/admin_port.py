@@ -3,8 +3,8 @@
 /health/live   the process answers
 /health/ready  the engine can be read, a node of a cluster holds its lease and learns what others
                commit, what is committed reaches the disk, the mount answers, and so do the workers;
-               what lacks of NFS stands in the answer, but whoever balances load of S3 leaves the
-               node in while NFS is started again
+               what lacks of NFS, and that S3's certificate ends soon, stands in the answer, but
+               whoever balances load of S3 leaves the node in meanwhile
 /health/read   the same, but for the engine: while it is away, files are read as they were
 /health/nfs    NFS is served; exports that are not stand in the answer
 /metrics       Prometheus' text format
@@ -12,6 +12,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from s3api.server.counters import Tally
 READY_S: Final = 3.0
 """Deadline for each part that is asked for."""
 LIMITS: Final = Limits(body_bytes=0, connections=64, header_count=50, stop_s=1.0)
+_SOON_S: Final = 30 * 86400.0
+"""Time before a certificate's end from which on it is told."""
 _LOOKS: Final = trio.CapacityLimiter(4)
 """Threads that check mounts; one that hangs in a mount takes none of the node's."""
 _TEXT: Final = [(b"Content-Type", b"text/plain; charset=utf-8")]
@@ -81,8 +84,19 @@ class Admin:
 async def _ready(status: dict[str, Any]) -> Response:
     if lacking := await _lacking(status):
         return Response(503, _TEXT, f"not ready: {lacking}\n".encode())
-    nfs = status.get("nfs")
-    return Response(200, _TEXT, "\n".join(["ready", *_lacking_of_nfs(nfs), ""]).encode())
+    ends = certificate_ends(status.get("s3"))
+    told = [*([f"S3: {ends}"] if ends else []), *_lacking_of_nfs(status.get("nfs"))]
+    return Response(200, _TEXT, "\n".join(["ready", *told, ""]).encode())
+
+
+def certificate_ends(s3: dict[str, Any] | None) -> str:
+    """Returns that S3's certificate ends soon, or has ended; empty where it does not."""
+    expires_s = (s3 or {}).get("certificate_expires_s")
+    if expires_s is None or (left_s := expires_s - time.time()) > _SOON_S:
+        return ""
+    if left_s <= 0:
+        return "the certificate has expired"
+    return f"the certificate expires in {left_s / 86400:.0f} days"
 
 
 async def _readable(status: dict[str, Any]) -> Response:

@@ -27,7 +27,7 @@ import trio
 from kvfs.base.config import ADMIN_USUAL, S3_USUAL, Address, Config, Listening
 from kvfs.base.errors import Busy, Invalid
 from kvfs.datastore.kernel.disk_encryption import encrypted_by
-from kvfs.http.api import serve, server_context
+from kvfs.http.api import expires_s, serve, server_context
 from kvfs.meta.blocking_engine import FromThread
 from kvfs.node import Node
 from kvfs.node.status import status_of
@@ -167,6 +167,7 @@ class S3Serving:
             "endpoint": self._endpoint,
             "region": self._config.s3_region,
             "tls": bool(self._config.s3_certificate),
+            "certificate_expires_s": _expires_s(self._config.s3_certificate),
             "encryption": self._encryption,
             "workers": pids,
             "wanted_workers": supervisor.wanted,
@@ -182,6 +183,14 @@ class S3Serving:
 
     async def _report_admin(self) -> dict[str, Any]:
         return {"endpoint": self._admin_endpoint}
+
+
+def _expires_s(certificate: str) -> float | None:
+    """Returns when the certificate in a file ends; None: there is none that can be read."""
+    try:
+        return expires_s(Path(certificate)) if certificate else None
+    except (OSError, ValueError):
+        return None
 
 
 def _encryption(config: Config) -> str:

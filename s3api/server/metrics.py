@@ -102,6 +102,9 @@ def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Me
     """Yields this node's metrics of its engine and of the other nodes."""
     from prometheus_client.core import GaugeMetricFamily
 
+    if (expires_s := cluster["tls"]["certificate_expires_s"]) is not None:
+        text = "Time when the certificate for other nodes ends, since the epoch; made anew daily."
+        yield _gauge("kvfs_cluster_certificate_expires_seconds", text, expires_s)
     held = int(cluster["holds_lease"])
     yield _gauge("kvfs_cluster_lease_held", "Whether this node may serve others.", held)
     yield _gauge("kvfs_engine_position", "The last commit that is known here.", engine["position"])
@@ -144,6 +147,9 @@ def _of_workers(status: dict[str, Any], tally: Tally) -> Iterator["Metric"]:
     from prometheus_client.core import CounterMetricFamily
 
     s3 = status.get("s3") or {}
+    if (expires_s := s3.get("certificate_expires_s")) is not None:
+        text = "Time when the certificate of S3 ends, since the epoch."
+        yield _gauge("kvfs_s3_certificate_expires_seconds", text, expires_s)
     yield _gauge("kvfs_s3_workers", "Workers that run.", len(s3.get("workers", ())))
     yield _counter("kvfs_s3_worker_restarts", "Dead workers replaced.", s3.get("restarts", 0))
     yield _gauge("kvfs_s3_open_connections", "Connections now.", tally.open_connections)

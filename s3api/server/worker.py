@@ -21,7 +21,15 @@ import trio
 from kvfs.base import log_lines, priority
 from kvfs.base.encryption import KEY_NAME, open_key
 from kvfs.base.processes import OtherProcess, hide_memory
-from kvfs.http.api import Counters, Head, Limits, OnResponse, serve, server_context
+from kvfs.http.api import (
+    CertificateFiles,
+    Counters,
+    Head,
+    Limits,
+    OnResponse,
+    ServerTls,
+    serve,
+)
 from kvfs.objects.object_store import ObjectStore
 from s3api.auth.authorization import Access
 from s3api.auth.key_holders import Identities
@@ -103,9 +111,10 @@ async def _serve(plan: WorkerPlan, store: ObjectStore) -> None:
     )
     application = Application(service)
     listeners = [socket.socket(fileno=fd) for fd in plan.listeners]
-    tls = (
-        server_context(Path(plan.certificate), Path(plan.private_key)) if plan.certificate else None
-    )
+    tls = None
+    if plan.certificate:
+        files = CertificateFiles(Path(plan.certificate), Path(plan.private_key))
+        tls = ServerTls(files.context)
     counters = Counters()
     recorder = Recorder(counters, store.misses)
     delivery = LogDelivery(store, service.settings, plan.region, identities.administrator)

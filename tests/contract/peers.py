@@ -8,6 +8,7 @@ from pathlib import Path
 
 import trio
 
+from kvfs.base.config import PeerTlsMode
 from kvfs.base.errors import KvfsError
 from kvfs.cluster import secrets
 from kvfs.cluster.handshake import Party
@@ -15,6 +16,7 @@ from kvfs.cluster.peer_client import PeerClient
 from kvfs.cluster.peer_protocol import PeerAddress, PeerIdentity
 from kvfs.cluster.peer_server import Method, PeerServer
 from kvfs.cluster.secrets import Secrets
+from kvfs.cluster.tls.peer_tls import PeerTls
 from kvfs.datastore import checksum
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index, Sealed
@@ -41,8 +43,10 @@ class Peer:
         known: Secrets = OURS,
         interpreter: Path | None = None,
         methods: Mapping[str, Method] | None = None,
+        tls: PeerTlsMode = "off",
     ) -> None:
-        """`interpreter`: of its mover; None: it has none. `methods`: what else it answers."""
+        """`interpreter`: of its mover; None: it has none. `methods`: what else it answers. `tls`:
+        it believes that all others speak TLS, until `plain` names them."""
         root.mkdir()
         self.listeners = listen("127.0.0.1", 0)
         host, port = self.listeners[0].getsockname()[:2]
@@ -56,7 +60,10 @@ class Peer:
         )
         self.files = DataFiles(root)
         self.index = Index(MemoryEngine())
-        self.client = PeerClient(self.identity)
+        self.plain: set[int] = set()
+        """Nodes that say of themselves that they do not speak TLS."""
+        self.tls = PeerTls(tls, lambda: self.known, node, lambda other: other not in self.plain)
+        self.client = PeerClient(self.identity, self.tls)
         self.rdma = Rdma(host, self.client, str(interpreter)) if interpreter else None
         self.address_of: Callable[[int], PeerAddress | None] = lambda _node: None
         """Of another node, while it lives."""
@@ -76,6 +83,7 @@ class Peer:
             lambda _ino: None,
             {**(self.rdma.methods if self.rdma else {}), **(methods or {})},
             self.rdma.lending if self.rdma else None,
+            tls=self.tls,
         )
         self.scope = trio.CancelScope()
 
@@ -216,11 +224,19 @@ async def peers(
     count: int,
     interpreter: Path | None = None,
     methods: Mapping[str, Method] | None = None,
+    tls: Sequence[PeerTlsMode] = (),
 ) -> AsyncIterator[list[Peer]]:
     """So many nodes, numbered from 1, that answer these methods too; with movers, where they have
-    an interpreter."""
+    an interpreter. `tls`: for each, if it is not off."""
+    modes: list[PeerTlsMode] = [*tls, *["off"] * (count - len(tls))]  # type: ignore[list-item]
     made = [
-        Peer(number, root / str(number), interpreter=interpreter, methods=methods)
+        Peer(
+            number,
+            root / str(number),
+            interpreter=interpreter,
+            methods=methods,
+            tls=modes[number - 1],
+        )
         for number in range(1, count + 1)
     ]
     with trio.fail_after(DEADLINE_S):

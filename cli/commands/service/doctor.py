@@ -61,8 +61,9 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[DoctorLi
     yield from _shared_engine(status)
     yield from _s3(status)
     yield _nfs(status)
-    from cli.commands.service import doctor_confinement, doctor_loads
+    from cli.commands.service import doctor_confinement, doctor_loads, doctor_tls
 
+    yield from doctor_tls.lines(status)
     yield from doctor_confinement.lines(status)
     yield from doctor_loads.lines(directory)
 
@@ -376,13 +377,6 @@ def _s3(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     served = None if status is None else s3 is not None
     yield _s3_workers(served, s3)
     tls = bool(s3 and s3["tls"])
-    yield DoctorLine(
-        name="s3 TLS",
-        available=True,
-        active=None if status is None else tls,
-        reason=f"{s3['endpoint']}" if s3 and tls else "no certificate is set",
-        remedy="" if tls else "s3_certificate and s3_private_key",
-    )
     yield DoctorLine(
         name="s3 sendfile",
         available=True,

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.http.api import Limits, server_context
+from kvfs.http.api import CertificateFiles, Limits, ServerTls
 from tests.cluster.waiting import wait_until
 from tests.contract.http.wire_server import (
     Server,
@@ -26,13 +27,20 @@ SIZE = 3 << 20
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    directory = tmp_path_factory.mktemp("certificate")
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+def make_certificate(directory: Path) -> tuple[Path, Path]:
     files = directory / "cert.pem", directory / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     output = ["-out", str(files[0]), "-keyout", str(files[1])]
     subprocess.run([*command.split(), *names, *output], check=True, capture_output=True)
     return files
+
+
+def _tls(certificate: tuple[Path, Path]) -> ServerTls:
+    return ServerTls(CertificateFiles(*certificate).context)
 
 
 class TlsServer(Server):
@@ -58,7 +66,7 @@ def server(
 ) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("files")
     (directory / "file").write_bytes(payload())
-    tls = server_context(*certificate) if request.param == "tls" else None
+    tls = _tls(certificate) if request.param == "tls" else None
     with running(directory=directory, tls=tls) as server:
         if tls is not None:
             server.__class__ = TlsServer
@@ -226,13 +234,56 @@ def test_the_end_of_an_encrypted_answer_is_no_truncation(server: Server) -> None
 
 def test_what_speaks_no_tls_is_dropped(certificate: tuple[Path, Path]) -> None:
     limits = Limits(head_s=0.2)
-    with running(limits, tls=server_context(*certificate)) as server:
+    with running(limits, tls=_tls(certificate)) as server:
         with server.connect() as plain, pytest.raises(ConnectionResetError):
             plain.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             assert b"HTTP" not in read_all(plain)
             raise ConnectionResetError  # closed in order would do as well
         with server.connect() as silent:
             assert silent.recv(1) == b""
+
+
+def test_certificates_that_are_replaced_are_read_anew(tmp_path: Path) -> None:
+    """Of the next connection on, once both files fit; open connections go on."""
+    for each in ("old", "new"):
+        (tmp_path / each).mkdir()
+    old, new = make_certificate(tmp_path / "old"), make_certificate(tmp_path / "new")
+    used = CertificateFiles(*old)
+    with running(tls=ServerTls(used.context)) as server:
+
+        def connect(trusted: Path) -> socket.socket:
+            context = ssl.create_default_context(cafile=str(trusted))
+            return context.wrap_socket(server.connect(), server_hostname="127.0.0.1")
+
+        trusted = tmp_path / "trusted"
+        shutil.copy(old[0], trusted)
+        with connect(trusted) as before:
+            new[0].replace(old[0])
+            connect(trusted).close()  # with the one before: its key is still there
+            new[1].replace(old[1])
+            connect(old[0]).close()
+            with pytest.raises(ssl.SSLCertVerificationError):
+                connect(trusted)
+            before.sendall(ask("/bytes?10"))
+            assert status_of(read_all(before)) == 200
+
+
+def test_one_port_serves_with_tls_and_without(certificate: tuple[Path, Path]) -> None:
+    tls = ServerTls(CertificateFiles(*certificate).context, plain_too=True)
+    with running(Limits(head_s=0.2), tls=tls) as server:
+        for _ in range(2):
+            assert status_of(server.exchange(ask("/bytes?10"))) == 200
+            context = ssl.create_default_context(cafile=str(certificate[0]))
+            plain = server.connect()
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as sock:
+                sock.sendall(ask("/bytes?10"))
+                assert status_of(read_all(sock)) == 200
+        with server.connect() as silent:
+            assert silent.recv(1) == b""
+        with server.connect() as slow:
+            for each in (b"G", b"ET /bytes?10 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"):
+                slow.sendall(each)
+            assert status_of(read_all(slow)) == 200
 
 
 def test_the_kernel_holds_no_part_of_an_answer_back(server: Server) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import socket
-import ssl
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from kvfs.http.api import (
     RequestBody,
     RequestRefused,
     Response,
+    ServerTls,
     WireError,
     listen,
     serve,
@@ -217,7 +217,7 @@ class Handler:
 def running(
     limits: Limits | None = None,
     *,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerTls | None = None,
     directory: Path | None = None,
     host: str = "127.0.0.1",
     steps: bool = True,

@@ -513,6 +513,7 @@ EXAMINED = {
     "s3 symbolic links",
     "s3 SSE",
     "transport rdma",
+    "kernel TLS",
     "system calls",
     "hidden memory",
     "cuda",

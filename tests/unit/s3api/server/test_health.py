@@ -1,5 +1,6 @@
 """What probes of the admin port are told of NFS."""
 
+import time
 from typing import Any, cast
 
 import pytest
@@ -14,9 +15,11 @@ ENDED = {"is_serving": False, "problem": "it ended", "exports": []}
 LEFT_OUT = SERVED | {"exports": [{"namespace": "cache", "problem": "it is wrong"}]}
 
 
-def told(path: bytes, nfs: dict[str, Any] | None) -> tuple[int, str]:
+def told(
+    path: bytes, nfs: dict[str, Any] | None, s3: dict[str, Any] | None = None
+) -> tuple[int, str]:
     async def status() -> dict[str, Any]:
-        return FINE if nfs is None else FINE | {"nfs": nfs}
+        return FINE | {"nfs": nfs, "s3": s3}
 
     async def ask() -> tuple[int, str]:
         head = Head("GET", path, [], {}, None, False, True, False, False, ("", 0), False)
@@ -45,3 +48,20 @@ def test_a_node_is_ready_while_nfs_is_not_and_says_so(
 ) -> None:
     assert told(b"/health/nfs", nfs) == of_nfs
     assert told(b"/health/ready", nfs) == (200, f"ready\n{beside}")
+
+
+@pytest.mark.parametrize(
+    ("days", "beside"),
+    [
+        (40.0, ""),
+        (29.6, "S3: the certificate expires in 30 days\n"),
+        (-1.0, "S3: the certificate has expired\n"),
+    ],
+)
+def test_the_end_of_a_certificate_is_told_long_before(days: float, beside: str) -> None:
+    s3 = {
+        "certificate_expires_s": time.time() + days * 86400,
+        "answering_workers": 1,
+        "wanted_workers": 1,
+    }
+    assert told(b"/health/ready", None, s3) == (200, f"ready\n{beside}")
