@@ -81,6 +81,7 @@ LONGEST = (
     "integration/mount/posix/test_posix_data.py",
     "integration/cluster/test_bringing.py",
     "cluster/test_dev_cluster.py",
+    "nfs/node/test_going_on.py",
 )
 """Files of tests, in the order in which they begin: a long one that begins late has its process
 work alone at the end. All others follow."""
