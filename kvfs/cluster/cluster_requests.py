@@ -27,6 +27,7 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Engine
 
 _PAGE: Final = 1000
+_FILES_NAMED: Final = 10
 
 
 class _Node(msgspec.Struct):
@@ -120,18 +121,22 @@ class ClusterRequests:
             )
         await self._follow_all()  # its files may lie in any namespace
         count = after = 0
+        first: list[int] = []
         while True:
             found, after = await self._engine.read(
                 lambda t, after=after: decommission.alone(t, keys.pack_node(number), after, _PAGE)  # type: ignore[misc]
             )
-            count += found
+            count += len(found)
+            first += found[: _FILES_NAMED - len(first)]
             if not after:
                 break
             await trio.lowlevel.checkpoint()
         if count:
+            paths = await self._engine.read(lambda t: decommission.shown_paths(t, first))
             raise Busy(
-                f"{named} has {count} files of durable namespaces that no other node has: start it"
-                f" and have it emptied with `kvfs node drain {number}`; with --force they are lost"
+                f"{named} has {count} files of durable namespaces that no other node has ({paths}"
+                f"{', ...' if count > len(first) else ''}): start it and have it emptied with `kvfs"
+                f" node drain {number}`; with --force they are lost"
             )
 
     async def _on_finish_upgrade(self, _params: dict[str, Any]) -> bool:

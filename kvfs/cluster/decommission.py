@@ -13,8 +13,11 @@ The traces are listed in a read, since the lists of all nodes change all the tim
 checks each again.
 """
 
+import contextlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvfs.base.errors import KvfsError
 from kvfs.meta import delegations, keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import namespace_of
@@ -57,19 +60,28 @@ class Gone(NamedTuple):
     """Durable files that no node has any more."""
 
 
-def alone(t: Transaction, node: bytes, after_ino: int, limit: int) -> tuple[int, int]:
-    """Examines the next `limit` files of a node behind `after_ino`. Returns how many in durable
-    namespaces no other node has, and where to go on; 0: that was all."""
+def alone(t: Transaction, node: bytes, after_ino: int, limit: int) -> tuple[list[int], int]:
+    """Examines the next `limit` files of a node behind `after_ino`. Returns those in durable
+    namespaces that no other node has, and where to go on; 0: that was all."""
     inos = placements.held_by(t, node, after_ino, limit)
     caches = _caches(t)
-    count = sum(
-        1
+    found = [
+        ino
         for ino in inos
         if namespace_of(ino) not in caches
         and t.get(keys.orphan(ino)) is None
         and all(each.node == node for each in placements.holders(t, ino))
-    )
-    return count, inos[-1] if inos else 0
+    ]
+    return found, inos[-1] if inos else 0
+
+
+def shown_paths(t: Transaction, inos: Sequence[int]) -> str:
+    """Returns the paths of files, for people."""
+    shown = []
+    for ino in inos:
+        with contextlib.suppress(KvfsError):  # it was removed meanwhile
+            shown.append(tree.path_of(t, ino).decode(errors="backslashreplace"))
+    return ", ".join(shown)
 
 
 def list_left(t: Transaction, node: bytes, limit: int) -> Left:

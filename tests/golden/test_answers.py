@@ -34,7 +34,7 @@ RUNNING: Final = (
     *("s3 user add new", "s3 user list", "s3 user rotate new"),
 )
 """Of a lone node that runs; in this order."""
-CLUSTER: Final = ("status", "node list", f"where {_BLOCK}")
+CLUSTER: Final = ("status", "node list", "node drain --status", f"where {_BLOCK}")
 """Of a cluster's."""
 STOPPED: Final = ("fsck", "fsck --repair", "quarantine", "rebuild")
 """Of a store that no node uses."""

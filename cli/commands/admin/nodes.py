@@ -1,5 +1,6 @@
 """`kvfs node`: the nodes of a cluster, who may become one, and how one is emptied and removed."""
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -65,18 +66,58 @@ def list_nodes(config: Config) -> dict[str, Any]:
 
 
 @command.command("drain")
-@click.argument("which", metavar="NODE")
+@click.argument("which", metavar="[NODE]", required=False)
 @click.option("--stop", is_flag=True, help="Stop draining: give the node data again.")
+@click.option("--status", is_flag=True, help="Tell how far the node of this host has come.")
 @settings_options.configured("store")
-def drain(which: str, stop: bool, config: Config) -> None:
+@output.json_option
+def drain(which: str | None, stop: bool, status: bool, config: Config, as_json: bool) -> None:
     """Move all data of a node to others, while it serves.
 
     NODE is a number or a name. `kvfs node list` shows it as 'draining', with its obstacles, and as
     'drained' when nothing is left: then it can be stopped and removed. Files of a cache for which
-    no node has room are evicted.
+    no node has room are evicted. With --status, on the node's own host, it tells what is left, what
+    was moved, how fast, and how long the rest takes; --json is for that.
     """
+    if status:
+        _tell_drain(config, which, as_json)
+        return
+    if not which:
+        raise click.UsageError("which node? `kvfs node list` shows them")
     name = node_requests.ask(config, "drain", {"node": which, "stop": stop})
     click.echo(f"node {name} is given data again" if stop else f"node {name} is being emptied")
+
+
+def _tell_drain(config: Config, which: str | None, as_json: bool) -> None:
+    found = node_requests.ask(config, "status")
+    cluster = found.get("cluster")
+    if cluster is None:
+        raise NotSupported(f"the node on {config.store} is in no cluster: it is not drained")
+    own = next(each for each in cluster["nodes"] if each["number"] == cluster["node"])
+    if which not in (None, str(own["number"]), own["name"]):
+        raise Invalid(
+            f"this is node {own['number']} ({own['name']}): ask on the host of node {which}, or see"
+            " its obstacles in `kvfs node list`"
+        )
+    progress = found["replicas"]["draining"]
+    if as_json:
+        told = {name: own[name] for name in ("number", "name", "state", "obstacle")}
+        click.echo(json.dumps({**told, "progress": progress}))
+        return
+    so_far = "" if progress is None else f": {drained_so_far(progress)}"
+    click.echo(f"node {own['number']} ({own['name']}) is {own['state']}{so_far}")
+    click.echo(obstacles([own]), nl=False)
+
+
+def drained_so_far(progress: dict[str, Any]) -> str:
+    """Returns the progress of a drain, for people."""
+    left_s = progress["left_s"]
+    lasts = "nothing has moved yet" if left_s is None else f"some {left_s:,.0f} s to go"
+    return (
+        f"{progress['files_left']:,} files, {format_size(progress['bytes_left'])} are left;"
+        f" {progress['files_moved']:,} files, {format_size(progress['bytes_moved'])} went in"
+        f" {progress['passed_s']:,.0f} s ({format_size(progress['bytes_per_s'])}/s); {lasts}"
+    )
 
 
 @command.command("remove")

@@ -225,8 +225,8 @@ def _replicated(replicas: dict[str, Any], others: list[dict[str, Any]]) -> str:
     ]
     if lost := replicas["without_holder"]:
         lines.append(f"  {lost} files of nodes that went are on no node that is there")
-    if (left := replicas["draining_files_left"]) is not None:
-        lines.append(f"  draining: {left} files are left here")
+    if (draining := replicas.get("draining")) is not None:
+        lines.append(f"  draining: {nodes.drained_so_far(draining)}")
     return "\n".join(lines)
 
 

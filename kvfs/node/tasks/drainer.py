@@ -29,7 +29,7 @@ from kvfs.meta import keys
 from kvfs.meta.records import Flag, namespace_of
 from kvfs.node.tasks.copier import Copies
 from kvfs.policy import placement, replica_repair
-from kvfs.policy.drain_obstacles import Obstacles
+from kvfs.policy.drain_report import DrainProgress, Obstacles
 from kvfs.tree.copies import placements, replica_counts
 from kvfs.tree.copies.replica_counts import HeldFile
 from kvfs.tree.inodes import read_inodes
@@ -86,7 +86,8 @@ class Draining:
         self._drained = drained
         self._taken: dict[int, bytes] = {}
         """Files that another node has, with this checksum, and that go here soon."""
-        self._left: int | None = None
+        self._progress: DrainProgress | None = None
+        """None: this node is not being emptied."""
         self._moved_at: float | None = None
         """The time when a file last found another place, or the drain began; None: it has not."""
         self.obstacle = ""
@@ -95,7 +96,11 @@ class Draining:
 
     def report(self) -> dict[str, Any]:
         """Returns the part of the node's status."""
-        return {"draining_files_left": self._left, "draining_obstacle": self.obstacle}
+        progress = self._progress
+        return {
+            "draining": None if progress is None else progress.report(trio.current_time()),
+            "draining_obstacle": self.obstacle,
+        }
 
     async def run(self) -> None:
         """Drains until cancelled."""
@@ -105,7 +110,7 @@ class Draining:
                 self._check()
                 await draining.attempt(self._pass)
             except _Stopped:
-                self._left, self._moved_at, self.obstacle = None, None, ""
+                self._progress, self._moved_at, self.obstacle = None, None, ""
                 self._taken = {}
             await trio.sleep(_PAUSE_S)
 
@@ -117,8 +122,9 @@ class Draining:
 
     async def _pass(self) -> None:
         """Gives away the files here; when nothing is left, reports it. Raises _Stopped."""
-        if self._moved_at is None:
+        if self._moved_at is None or self._progress is None:
             self._moved_at = trio.current_time()
+            self._progress = DrainProgress(*await self._count(), self._moved_at)
         after = left = 0
         found = Obstacles()
         engine = self._copies.engine
@@ -134,12 +140,29 @@ class Draining:
             found.in_use += len(inos) - len(files)
             left += len(inos) - len(files)
             for file in files:
-                left += not await self._see_to(file, found)
-            self._left = left
-        self._left = left = left + await self._drop_taken(found)
+                if await self._see_to(file, found):
+                    self._progress.gone(file.inode.size)
+                else:
+                    left += 1
+        left += await self._drop_taken(found)
         self.obstacle = found.describe(self._copies.snapshot(), self._me)
         if not left:
             await self._drained()
+        else:
+            self._progress.found(*await self._count())
+
+    async def _count(self) -> tuple[int, int]:
+        """Returns how many files this node has, and their bytes."""
+        after = files = size = 0
+        while inos := await self._copies.engine.read(
+            lambda t, after=after: placements.held_by(t, self._node, after, _PAGE)  # type: ignore[misc]
+        ):
+            after = inos[-1]
+            inodes = await self._copies.engine.read(lambda t, inos=inos: read_inodes(t, inos))  # type: ignore[misc]
+            files += len(inos)
+            size += sum(inode.size for inode in inodes if inode is not None)
+            await trio.lowlevel.checkpoint()
+        return files, size
 
     async def _see_to(self, file: HeldFile, found: Obstacles) -> bool:
         """Returns whether this node has nothing of the file any more; else `found` gets the
@@ -203,9 +226,12 @@ class Draining:
     async def _evict_own(self, ino: int, found: Obstacles) -> bool:
         """Returns whether a file has gone here. Raises _Stopped."""
         self._check()
+        (inode,) = await self._copies.engine.read(lambda t: read_inodes(t, [ino]))
         gone = await self._evict(ino)
         found.in_use += not gone
         self.counters["drained_files"] += gone
+        if gone and self._progress is not None:
+            self._progress.gone(inode.size if inode is not None else 0)
         return gone
 
     async def _hand_over(self, file: HeldFile, found: Obstacles) -> bool:

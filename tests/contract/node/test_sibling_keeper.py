@@ -186,7 +186,7 @@ def test_a_drained_node_keeps_what_was_written_after_another_node_took_it(tmp_pa
         with trio.move_on_after(0.5):  # one pass
             await draining.run()
         assert not evicted
-        assert draining.report()["draining_files_left"] == 1
+        assert draining.report()["draining"]["files_left"] == 1
 
     run(tmp_path, act)
 
@@ -228,7 +228,7 @@ def test_nothing_goes_once_a_drain_was_stopped_nor_in_the_next_one_as_taken_in_t
             state = "active"
             await trio.sleep(5)
             assert not evicted
-            assert draining.report()["draining_files_left"] is None
+            assert draining.report()["draining"] is None
             assert len(set(offered)) == min(blocks, 256)
             state = "draining"
             await trio.sleep(5)

@@ -170,7 +170,7 @@ def test_a_node_that_cannot_give_all_away_keeps_the_rest() -> None:
             cluster[1].host = cluster[1].host._replace(state="draining")
             await trio.sleep(300)
             assert cluster.holders(ino) == {1}
-            assert cluster[1].keeper.report()["draining_files_left"] == 1
+            assert cluster[1].keeper.report()["draining"]["files_left"] == 1
             cluster[2].refuses = None
             await until(lambda: cluster[1].host.state == "drained", 300)
         assert cluster.holders(ino) == {2}
@@ -195,7 +195,7 @@ def test_what_nobody_has_room_for_is_evicted_of_a_cache_and_said_of_others() -> 
                 "1 file, 8.0 GiB, for which no other node has room"
                 " (node 2 lacks 8.0 GiB, node 3 lacks 8.0 GiB)"
             )
-            assert cluster[1].keeper.report()["draining_files_left"] == 1
+            assert cluster[1].keeper.report()["draining"]["files_left"] == 1
             cluster[2].has_room(8 * GIB)
             await until(lambda: cluster[1].host.state == "drained", 300)
             await until(lambda: not cluster[1].keeper.obstacle, 60)

@@ -1,7 +1,7 @@
 """What people are told of a node that cannot be emptied."""
 
 from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
-from kvfs.policy.drain_obstacles import Obstacles
+from kvfs.policy.drain_report import Obstacles
 from kvfs.policy.eviction import headroom
 
 GIB = 1 << 30

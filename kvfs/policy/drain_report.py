@@ -1,6 +1,7 @@
-"""The obstacles that keep a node from being drained, in words. Pure."""
+"""A drain as people are told of it: its progress with the time that is left, and the obstacles that
+keep a node from being drained. Pure."""
 
-from typing import Final
+from typing import Any, Final
 
 from kvfs.base.units import format_size
 from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
@@ -63,3 +64,44 @@ class Obstacles:
 
 def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
+
+
+class DrainProgress:
+    """The progress since the drain began, or since the node was started. Times are in seconds, of
+    one clock."""
+
+    def __init__(self, files: int, size_bytes: int, now_s: float) -> None:
+        """`files` and `size_bytes`: all that the node has."""
+        self._left = files, size_bytes
+        self._moved = 0, 0
+        self._began_s = now_s
+
+    def gone(self, size_bytes: int) -> None:
+        """Counts a file that the node has no more."""
+        self._left = max(self._left[0] - 1, 0), max(self._left[1] - size_bytes, 0)
+        self._moved = self._moved[0] + 1, self._moved[1] + size_bytes
+
+    def found(self, files: int, size_bytes: int) -> None:
+        """Takes what was counted anew: files came, or went by other ways."""
+        self._left = files, size_bytes
+
+    def report(self, now_s: float) -> dict[str, Any]:
+        """Returns it in JSON's types."""
+        passed_s = max(now_s - self._began_s, 0.001)
+        return {
+            "files_left": self._left[0],
+            "bytes_left": self._left[1],
+            "files_moved": self._moved[0],
+            "bytes_moved": self._moved[1],
+            "bytes_per_s": self._moved[1] / passed_s,
+            "passed_s": passed_s,
+            "left_s": self._left_s(passed_s),
+        }
+
+    def _left_s(self, passed_s: float) -> float | None:
+        """Returns the time that is left if all goes on as so far, by files or by bytes, whichever
+        takes longer; None: nothing has moved yet."""
+        if not self._moved[0]:
+            return None if self._left[0] else 0.0
+        pairs = [(left, done) for left, done in zip(self._left, self._moved, strict=True) if done]
+        return max(left * passed_s / done for left, done in pairs)
