@@ -15,7 +15,6 @@ What a kill leaves is removed by the next start, and so are the data files that 
 """
 
 import json
-import math
 import random
 import threading
 import time
@@ -26,7 +25,7 @@ from typing import Any, Final
 
 from s3api.auth.credentials import Credentials
 from s3api.auth.key_holders import ADMINISTRATOR
-from tests.cluster.cluster import SERVES_S3, Cluster, Host
+from tests.cluster.cluster import SERVES_S3, Cluster
 from tests.cluster.histories.campaign import Campaign, Plan
 from tests.cluster.histories.events import Disturbance, Hangs
 from tests.cluster.histories.peer_campaign import PeerCampaign
@@ -96,10 +95,10 @@ class Soak:
         loads = Loads(self._cluster, keys, self._seed)
         loads.prepare()
         end, draw = time.monotonic() + seconds, random.Random(self._seed)
-        with self._cluster.spare(len(self._cluster.hosts) + 1) as spare, self._sampling():
+        with self._sampling():
             with loads.running():
                 while not self.result.rounds or time.monotonic() < end:
-                    self._round(keys, spare, draw.randrange(1 << 30))
+                    self._round(keys, draw.randrange(1 << 30))
                     self._tell(loads, end)
             loads.look_at_all()
         self.judge(loads)
@@ -133,12 +132,12 @@ class Soak:
 
     # ---- rounds
 
-    def _round(self, keys: Credentials, spare: Host, seed: int) -> None:
+    def _round(self, keys: Credentials, seed: int) -> None:
         kind = _KINDS[self.result.rounds % len(_KINDS)]
         plan = self._plan(kind, seed)
         (self._cluster[1].mount / plan.namespace).mkdir(exist_ok=True)
         if kind == _PEER:
-            campaign: Campaign = PeerCampaign(self._cluster, keys, plan, spare, _BOUND_S)
+            campaign: Campaign = PeerCampaign(self._cluster, keys, plan, None, _BOUND_S)
         else:
             campaign = Campaign(self._cluster, keys, plan)
         try:
@@ -152,10 +151,8 @@ class Soak:
             self.result.complaints.append(f"{what}: {error}"[:2_000])
         self.result.rounds += 1
         self.result.operations += len(campaign.history.events)
-        # A node that joins counts as one that was away before.
-        found = [each for each in campaign.disturbances if math.isfinite(each.began)]
-        self.disturbances += found
-        self.result.faults.update(each.kind for each in found)
+        self.disturbances += campaign.disturbances
+        self.result.faults.update(each.kind for each in campaign.disturbances)
 
     def _plan(self, kind: str, seed: int) -> Plan:
         is_strict = kind == "strict"

@@ -46,7 +46,7 @@ class _NoCluster:
     [
         ([100 << 20] * 90, [50] * 90, ""),
         ([(100 + 3 * n) << 20 for n in range(90)], [50] * 90, "memory of process 7 grew"),
-        ([100 << 20] * 90, [50 + 7 * n for n in range(90)], "descriptors of process 7 grew"),
+        ([100 << 20] * 90, [50 + 20 * n for n in range(90)], "descriptors of process 7 grew"),
         ([(100 + 8 * n) << 20 for n in range(30)], [50] * 30, ""),
         ([600 << 20], [50], "too much"),
     ],

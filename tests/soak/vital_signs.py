@@ -11,7 +11,8 @@ _MOST_RSS: Final = 512 << 20
 _MOST_DESCRIPTORS: Final = 4_096
 _GROWN: Final = 1.15
 _SPARE_BYTES: Final = 32 << 20
-_SPARE_DESCRIPTORS: Final = 128
+_SPARE_DESCRIPTORS: Final = 512 + 64
+"""A mount keeps up to 512 data files open without a handle."""
 _LEAST_SAMPLES: Final = 60
 """Samples of one process from which on growth means something: five minutes. One that has just been
 started grows, and the more so the busier its machine is."""

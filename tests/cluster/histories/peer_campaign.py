@@ -12,6 +12,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from s3api.auth.credentials import Credentials
@@ -35,10 +36,11 @@ _READS_OF_THE_NEW: Final = 20
 
 class PeerCampaign(Campaign):
     """In a directory of a namespace. `spare`: a host of the same network that does not run; it
-    joins, and leaves again."""
+    joins, and leaves again by force: where nodes have durable files, some may be its alone by
+    then."""
 
     def __init__(
-        self, cluster: Cluster, keys: Credentials, plan: Plan, spare: Host, lag_s: float
+        self, cluster: Cluster, keys: Credentials, plan: Plan, spare: Host | None, lag_s: float
     ) -> None:
         super().__init__(cluster, keys, plan)
         self._spare = spare
@@ -66,8 +68,11 @@ class PeerCampaign(Campaign):
             frozenset([host.number]),
             empties=True,
         )
-        join = Fault(self._join, self._leave, f"node {self._spare.number} joins")
-        return [*super()._faults(draw), drain, join]
+        faults, spare = [*super()._faults(draw), drain], self._spare
+        if spare is not None:
+            join, leave = partial(self._join, spare), partial(self._leave, spare)
+            faults.append(Fault(join, leave, f"node {spare.number} joins"))
+        return faults
 
     def _operate(
         self, host: Host, front: Front, draw: random.Random, _turn: int, values: Iterator[int]
@@ -102,25 +107,25 @@ class PeerCampaign(Campaign):
 
     # ---- a node that comes and goes
 
-    def _join(self) -> None:
+    def _join(self, spare: Host) -> None:
         """It is a new node, which knew nothing before."""
-        self._spare.up()
-        alone = frozenset([self._spare.number])
+        spare.up()
+        alone = frozenset([spare.number])
         self.disturbances.append(Disturbance(-math.inf, time.monotonic(), alone))
 
-    def _leave(self) -> None:
+    def _leave(self, spare: Host) -> None:
         """It reads some of what others have, and is a node no more."""
         time.sleep(self._lag_s)
         draw = random.Random(f"{self._plan.seed} spare")
-        wait_until(self._root(self._spare).parent.is_dir, "it sees the namespace")
-        with contextlib.closing(Mount(self._root(self._spare).parent)) as front:
-            directory = self._root(self._spare).name
+        wait_until(self._root(spare).parent.is_dir, "it sees the namespace")
+        with contextlib.closing(Mount(self._root(spare).parent)) as front:
+            directory = self._root(spare).name
             for name in draw.sample(self._blocks, min(len(self._blocks), _READS_OF_THE_NEW)):
-                with self.history.asking(self._spare.number, front.name, "read", name) as answer:
+                with self.history.asking(spare.number, front.name, "read", name) as answer:
                     answer.value = front.read(f"{directory}/{name}")
-        self._spare.end()
-        self._command(self._cluster[1], "node", "remove", self._spare.name, "--force")
-        shutil.rmtree(self._spare.store)
+        spare.end()
+        self._command(self._cluster[1], "node", "remove", spare.name, "--force")
+        shutil.rmtree(spare.store)
 
     def _keep(self, host: Host) -> None:
         """The end of a drain, once the node has heard of it: it is told with its lease."""
