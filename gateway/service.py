@@ -91,6 +91,12 @@ class MountKeeper:
                 " by an earlier mount are still copied"
             )
             return None
+        if self._node.locks is not None and self._node.locks.any_reaches_cluster():
+            log.warning(
+                "the mount ends with this daemon, in spite of takeover_s: a namespace has"
+                " locks=cluster, and this daemon alone knows which of its programs has a lock"
+            )
+            return None
         return outliving
 
     async def _go_on(
@@ -135,7 +141,8 @@ class MountKeeper:
         with this one."""
         takeover = self.require_takeover()
         claim.expect(self._node.store.run)
-        takeover.hand_over.is_asked = self._node.is_handed_over = True
+        takeover.hand_over.is_asked = True
+        self._node.hand_over()
 
     async def _serve(
         self,

@@ -12,12 +12,13 @@ import msgspec
 
 from gateway.fuse import mount
 from gateway.fuse.channel import device, mode_probe
+from gateway.fuse.files.kernel_inodes import ino_of
 from gateway.fuse.mount import Agreement, Outliving
 from gateway.fuse.views.kept_views import KeptItem, views_of
 from gateway.holder import claim, holder_process
 from gateway.holder.claim import KeptMount
 from gateway.holder.holding import HandOver
-from gateway.holder.mount_journal import NOBODY, VIEWED
+from gateway.holder.mount_journal import NOBODY, VIEWED, State
 from gateway.nfs.jail_control import JailControl, TakenJail, wish
 from gateway.node_start import Start
 from kvfs.base.config import Config
@@ -37,8 +38,8 @@ def obstacle(config: Config) -> str:
     if not found.available:
         return found.reason
     for name, is_set in (
-        ("engine", bool(config.engine)),
         ("cold", bool(config.cold)),
+        ("nfs in a cluster", bool(config.engine) and config.nfs != "off"),
         ("mode libfuse", config.mode == "libfuse"),
     ):
         if is_set:
@@ -132,14 +133,15 @@ def _survivors(taken: KeptMount, views: Collection[int]) -> Survivors:
     """`views`: the namespaces of the views that outlived the daemon, too."""
     files = []
     for entry, each in list(taken.journal.files()):
-        if each.request & VIEWED and namespace_of(each.ino) not in views:
+        if each.request & VIEWED and namespace_of(each.number) not in views:
             taken.journal.released(entry)
         else:
             files.append((entry, each))
     handles = [
         SurvivingHandle(
             each.fh,
-            each.ino,
+            each.number,
+            ino_of(each.number),
             each.version,
             each.flags,
             None if each.owner == NOBODY else each.owner,
@@ -149,7 +151,8 @@ def _survivors(taken: KeptMount, views: Collection[int]) -> Survivors:
         )
         for entry, each in files
     ]
-    return Survivors(handles, list(taken.journal.notes().values()))
+    noted = [each.ino for each in taken.journal.notes().values() if each.state is not State.PLACED]
+    return Survivors(handles, noted)
 
 
 def _end_views(control: JailControl, jail: TakenJail | None) -> None:

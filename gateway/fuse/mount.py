@@ -23,7 +23,7 @@ from gateway.fuse.channel.backing_registry import BackingRegistry
 from gateway.fuse.channel.dispatch import FastPath, server_socket
 from gateway.fuse.channel.journaled_registry import JournaledRegistry
 from gateway.fuse.channel.libfuse import LibfuseOperations
-from gateway.fuse.channel.resent_requests import ResentRequests
+from gateway.fuse.channel.resent_requests import Became, ResentRequests, done_requests
 from gateway.fuse.codec.protocol import Init
 from gateway.fuse.files.kernel_inodes import KernelInodes
 from gateway.fuse.files.open_file import Handle, OpenFile
@@ -215,6 +215,8 @@ async def _serve_device(
     agreed = outliving.agreement() if outliving is not None and outliving.taken else None
     backing = _registry(device, choice, agreed, journal)
     locks = node.locks if node.locks is not None and node.locks.any_reaches_cluster() else None
+    if agreed is not None:
+        locks = None  # the kernel keeps them: a mount whose daemon does ends with it
     if locks is not None:
         backing.lock_flags = Init.POSIX_LOCKS | Init.FLOCK_LOCKS
     inodes, neighbours = KernelInodes(backing.holds), Neighbours()
@@ -238,8 +240,11 @@ async def _serve_device(
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
             handles: list[tuple[int, Handle]] = []
+            became: dict[int, Became] = {}
             if journal is not None:
-                handles = await _keep_journal(node, fast, operations, backing, journal, agreed)
+                handles, became = await _keep_journal(
+                    node, fast, operations, backing, journal, agreed
+                )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(operations.run)
                 nursery.start_soon(pyfuse3.main)
@@ -267,7 +272,7 @@ async def _serve_device(
                 describe(info)
                 views = MountViews(nursery, operations, backing, neighbours, where, info.takeover_s)
                 if outliving is not None and outliving.keeper is not None and journal is not None:
-                    await views.go_on(_gone_on(outliving.keeper, outliving.kept, handles, journal))
+                    await views.go_on(_gone_on(outliving.keeper, outliving.kept, handles, became))
                 with node.mounts.viewed(views):
                     task_status.started(info)
                     await trio.sleep_forever()
@@ -281,6 +286,8 @@ async def _serve_device(
             else:
                 await trio.to_thread.run_sync(dev.detach, where)
                 await operations.close()
+            if node.cluster is not None:
+                node.cluster.engine.changes.witness = None
             node.holders.unmounted()
             if backing.passthrough and not is_left:
                 await _part_from_writers(node)
@@ -320,41 +327,48 @@ async def _keep_journal(
     backing: BackingRegistry,
     journal: MountJournal,
     agreed: Agreement | None,
-) -> list[tuple[int, Handle]]:
+) -> tuple[list[tuple[int, Handle]], dict[int, Became]]:
     """Begins to keep the journal, and goes on with what it says of a mount that was taken over.
-    Returns all open handles with the numbers of their requests."""
+    Returns all open handles with the numbers of their requests, and what became of requests."""
     assert isinstance(backing, JournaledRegistry), "a mount with a journal has this one"
     survivors = node.survivors
     handles: list[tuple[int, Handle]] = []
+    known: set[int] = set()
+    became = await done_requests(node, journal.notes())
     if agreed is not None and survivors is not None:
-        ids = backing.go_on(set(survivors.by_file))
-        requests = {each.fh: each.request for of in survivors.by_file.values() for each in of}
+        ids = backing.go_on(set(survivors.by_number))
+        requests = {each.fh: each.request for of in survivors.by_number.values() for each in of}
         assert isinstance(operations.open_files, JournaledOpenFiles), "likewise"
-        restored = await operations.open_files.restore(survivors, ids)
+        restored, lost = await operations.open_files.restore(survivors, ids)
         handles = [(requests[each.fh], each) for each in restored]
-        for entry in survivors.lost:
+        for entry in lost:
             journal.released(entry)
         fast.handlers.relist()
-    fast.keep_journal()
+        if node.cluster is not None:  # others may have changed them
+            known = {*survivors.by_number, *(each.ino for _, each in journal.directories())}
+    fast.keep_journal(journal)
     if agreed is not None:
         own = [each for each in handles if not each[0] & VIEWED]
-        notes = {request: ino for request, ino in journal.notes().items() if not request & VIEWED}
-        fast.go_on(agreed.init, ResentRequests(operations, fast.handlers, backing, own, notes))
-    return handles
+        notes = {request: note for request, note in became.items() if not request & VIEWED}
+        resent = ResentRequests(operations, fast.handlers, backing, own, notes)
+        fast.go_on(agreed.init, resent, known)
+    if node.cluster is not None:
+        node.cluster.engine.changes.witness = journal
+    return handles, became
 
 
 def _gone_on(
     keeper: ViewKeeper,
     items: Mapping[str, KeptItem],
     handles: Sequence[tuple[int, Handle]],
-    journal: MountJournal,
+    became: Mapping[int, Became],
 ) -> GoneOn:
     """Returns what an earlier daemon left of the views."""
     return GoneOn(
         keeper,
         items,
         [(request & ~VIEWED, handle) for request, handle in handles if request & VIEWED],
-        {request & ~VIEWED: ino for request, ino in journal.notes().items() if request & VIEWED},
+        {request & ~VIEWED: note for request, note in became.items() if request & VIEWED},
     )
 
 
@@ -483,6 +497,9 @@ class _NeverPassed:
         return False
 
     def closed(self, _file: OpenFile) -> None:
+        pass
+
+    def renamed(self, _file: OpenFile) -> None:
         pass
 
     def handle_released(self, _handle: Handle) -> None:

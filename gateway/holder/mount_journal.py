@@ -9,78 +9,105 @@ word is written.
 | an open file, under its handle's number | before the reply to OPEN or CREATE | by RELEASE |
 | a backing file, under its id | when it is registered | when it is withdrawn |
 | an open directory, and the page that was asked for last | before each reply | by RELEASEDIR |
-| the inode that a request makes, names or removes | before its commit | by the next one |
+| the inode that a request makes, names or removes | before its commit | once it is answered |
+| the place of that commit in what a server is sent | before that is sent | likewise |
+| the place of a relayed append | before it is written | likewise |
 
-The next daemon tells by the last one whether a request that comes again (FUSE_NOTIFY_RESEND) was
-done. One is enough: between a request's commit and its reply the daemon does nothing else. Notes of
-daemons before are kept beside it, since a request that was done may wait through several deaths.
+By these notes the next daemon tells whether a request that comes again (FUSE_NOTIFY_RESEND) was
+done. Those of a request that was done wait with it through several deaths; where its caller was
+killed it never comes again, and they go with the 32nd daemon after.
 
 Numbers of handles are never used twice, so a RELEASE that comes again finds its own handle or none.
 """
 
+import enum
 import mmap
 import os
 import struct
 from collections.abc import Iterator
-from contextvars import ContextVar
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import msgspec
 
-from kvfs.base.errors import NotSupported
+from kvfs.base.errors import Busy, NotSupported
+from kvfs.meta.asked_requests import Sent, asking
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The version of the layout."""
 VIEWED: Final = 1 << 62
 """Set in the numbers of requests, and of backing files, of the view of the inode's namespace
 (`gateway.fuse.views`), whose kernel counts for itself."""
-_HEADER: Final = struct.Struct("<IIIIII")
+_HEADER: Final = struct.Struct("<IIIIIII")
 """Version; generation; length of the description; how many entries of each table were ever used:
-files, backings, directories."""
-_WORDS: Final = (1, 3, 4, 5)
+files, backings, directories, notes."""
+_WORDS: Final = (1, 3, 4, 5, 6)
 _ABOUT_AT: Final = 64
 _ABOUT_MOST: Final = 3072
-_NOTE: Final = struct.Struct("<QQ")
-"""Inode, number of the request."""
-_NOTE_AT: Final = 3200
-_FORMER_AT: Final = 3328
 _FORMERS: Final = 32
 _TABLES_AT: Final = 4096
-_FILE: Final = struct.Struct("<QQIIQQ")
-"""Inode, number of the request that opened it, version, flags of the open, owner (all ones: none),
-handle."""
+_FILE: Final = struct.Struct("<QQQIxxxxQQ")
+"""Number of the kernel's inode, of the request that opened it, version, flags of the open, owner
+(all ones: none), handle."""
+_VERSION_AT: Final = 16
 _BACKING: Final = struct.Struct("<QQ")
-"""Inode, id."""
+"""Number of the kernel's inode, id."""
 _DIRECTORY: Final = struct.Struct("<QQQQHxxxxxx")
 """Inode, request, number of the page's first name, sum of its names, length of the key before it;
 the key follows, the handle stands in the last word."""
 _DIRECTORY_BYTES: Final = 512
 _KEY_MOST: Final = _DIRECTORY_BYTES - _DIRECTORY.size - 8
-_MOST: Final = (1 << 20, 1 << 20, 1 << 14)
-_SIZES: Final = (_FILE.size, _BACKING.size, _DIRECTORY_BYTES)
+_NOTE: Final = struct.Struct("<QQQIHHIxxxxQ")
+"""Inode (of an append: its place); the name of the process at the server, number and shard of what
+was sent, place in it; the state of the note; generation; number of the request."""
+_STATE: Final = struct.Struct("<H")
+_STATE_AT: Final = 30
+_MOST: Final = (1 << 20, 1 << 20, 1 << 14, 1 << 16)
+_SIZES: Final = (_FILE.size, _BACKING.size, _DIRECTORY_BYTES, _NOTE.size)
 _HANDLE: Final = struct.Struct("<Q")
 _GENERATION_SHIFT: Final = 40
 """A daemon gives out fewer handles than that, however long it runs."""
 NOBODY: Final = (1 << 64) - 1
-_AT: Final = (
-    _TABLES_AT,
-    _TABLES_AT + _MOST[0] * _SIZES[0],
-    _TABLES_AT + _MOST[0] * _SIZES[0] + _MOST[1] * _SIZES[1],
+_ENDS: Final = (
+    *accumulate((m * n for m, n in zip(_MOST, _SIZES, strict=True)), initial=_TABLES_AT),
 )
-_SIZE: Final = _AT[2] + _MOST[2] * _SIZES[2]
+_AT: Final = _ENDS[:-1]
+_SIZE: Final = _ENDS[-1]
 _OF_HOLDER: Final = 3848
 """From here to the tables the holder keeps its own."""
-assert _FORMER_AT + _FORMERS * _NOTE.size <= _OF_HOLDER < _TABLES_AT
-assert _ABOUT_AT + _ABOUT_MOST <= _NOTE_AT
+assert _HEADER.size <= _ABOUT_AT
+assert _ABOUT_AT + _ABOUT_MOST <= _OF_HOLDER < _TABLES_AT
+AGAIN: Final = 1 << 63
+"""The bit by which the kernel marks the numbers of requests that it sent before."""
 
-asking: Final[ContextVar[int]] = ContextVar("asking", default=0)
-"""The number of the kernel's request that is served; a task has the one that it began with."""
+
+class State(enum.IntEnum):
+    """The known fate of the change of a request that was noted."""
+
+    NOTED = 0
+    """It was about to be made here."""
+    SENT = 1
+    """It was about to be sent to a server."""
+    DONE = 2
+    """The server did it."""
+    PLACED = 3
+    """It is an append, of which the place is known."""
+
+
+class JournaledNote(NamedTuple):
+    """The subject of a request that was not answered."""
+
+    ino: int
+    """The inode; of an append the place in the file."""
+    sent: Sent
+    state: State
 
 
 class JournaledFile(NamedTuple):
     """An open file as the kernel has it."""
 
-    ino: int
+    number: int
+    """That of the kernel's inode."""
     request: int
     version: int
     flags: int
@@ -135,16 +162,19 @@ class MountJournal:
         self._words = memoryview(self._map)[: _ABOUT_AT // 4 * 4].cast("I")
         if self._words[0] != VERSION:
             raise NotSupported("the mount was kept by another version")
-        self._files, self._backings, self._directories = (
+        self._files, self._backings, self._directories, self._notes = (
             _Slots(self._words, word, most) for word, most in zip(_WORDS[1:], _MOST, strict=True)
         )
+        self._noted: dict[int, int] = {}
+        """The entry of each request's note."""
+        self.has_noted = False
 
     @classmethod
     def made(cls) -> "MountJournal":
         """Makes an empty one. Raises OSError."""
         fd = os.memfd_create("kvfs-mount", os.MFD_CLOEXEC)
         os.ftruncate(fd, _SIZE)
-        os.pwrite(fd, _HEADER.pack(VERSION, 0, 0, 0, 0, 0), 0)
+        os.pwrite(fd, _HEADER.pack(VERSION, 0, 0, 0, 0, 0, 0), 0)
         return cls(fd)
 
     def close(self) -> None:
@@ -190,12 +220,12 @@ class MountJournal:
         _HANDLE.pack_into(self._map, _AT[0] + (number + 1) * _FILE.size - _HANDLE.size, 0)
         self._files.give(number)
 
-    def registered(self, ino: int, backing_id: int) -> int:
+    def registered(self, number: int, backing_id: int) -> int:
         """Enters a backing file; returns its entry's number, -1 if there is no room."""
-        number = self._backings.take()
-        if number >= 0:
-            _BACKING.pack_into(self._map, _AT[1] + number * _BACKING.size, ino, backing_id)
-        return number
+        entry = self._backings.take()
+        if entry >= 0:
+            _BACKING.pack_into(self._map, _AT[1] + entry * _BACKING.size, number, backing_id)
+        return entry
 
     def withdrawn(self, number: int) -> None:
         """Removes a backing file."""
@@ -227,26 +257,80 @@ class MountJournal:
         _HANDLE.pack_into(self._map, last, 0)
         self._directories.give(number)
 
+    def renamed(self, number: int, version: int) -> None:
+        """Notes that the data file of an open file has another version from now on."""
+        _HANDLE.pack_into(self._map, _AT[0] + number * _FILE.size + _VERSION_AT, version)
+
     # ---- requests
 
     def note(self, ino: int) -> None:
-        """Notes, before the commit of the request that is served, the inode it is about."""
-        _NOTE.pack_into(self._map, _NOTE_AT, ino, asking.get())
+        """Notes, before the commit of the request that is served, the inode it is about. Raises
+        Busy if there is no room."""
+        self.has_noted = True
+        self._note(asking.get() & ~AGAIN, ino, State.NOTED)
+
+    def note_append(self, request: int, place: int) -> None:
+        """Notes where a relayed append is about to be written. Raises Busy."""
+        self._note(request & ~AGAIN, place, State.PLACED)
+
+    def _note(self, request: int, ino: int, state: State) -> None:
+        number = self._noted.get(request, -1)
+        if number < 0:
+            number = self._notes.take()
+            if number < 0:
+                raise Busy("too many requests of the mount are under way")
+            self._noted[request] = number
+        at = _AT[3] + number * _NOTE.size
+        _NOTE.pack_into(self._map, at, ino, 0, 0, 0, 0, state, self.generation, request)
+
+    def sent(self, request: int, sent: Sent) -> None:
+        """Notes that the change that a request was noted for is about to be sent."""
+        number = self._noted.get(request & ~AGAIN, -1)
+        if number >= 0:
+            at = _AT[3] + number * _NOTE.size
+            ino, *_, generation, request = _NOTE.unpack_from(self._map, at)
+            shard, engine, requests, index = sent
+            named = int(engine, 16), requests, shard, index
+            _NOTE.pack_into(self._map, at, ino, *named, State.NOTED, generation, request)
+            _STATE.pack_into(self._map, at + _STATE_AT, State.SENT)
+
+    def done(self, request: int) -> None:
+        """Notes that it was done."""
+        number = self._noted.get(request & ~AGAIN, -1)
+        if number >= 0:
+            _STATE.pack_into(self._map, _AT[3] + number * _NOTE.size + _STATE_AT, State.DONE)
+
+    def answered(self, request: int) -> None:
+        """Removes the note of a request, if there is one: the kernel has its answer."""
+        number = self._noted.pop(request & ~AGAIN, -1)
+        if number >= 0:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        _HANDLE.pack_into(self._map, _AT[3] + (number + 1) * _NOTE.size - _HANDLE.size, 0)
+        self._notes.give(number)
 
     # ---- for the next daemon
 
     def take_over(self) -> None:
-        """Begins with what daemons before left: to be called once, before anything is entered."""
-        ino, request = _NOTE.unpack_from(self._map, _NOTE_AT)
-        at = _FORMER_AT + self.generation % _FORMERS * _NOTE.size
-        _NOTE.pack_into(self._map, at, ino, request)
+        """Begins with the notes that daemons before left: to be called once, before anything is
+        entered."""
+        for number, found in enumerate(_NOTE.iter_unpack(self._used(3))):
+            *_, generation, request = found
+            if request and generation + _FORMERS > self.generation:
+                self._noted[request] = number
+            else:
+                self._forget(number)
 
-    def notes(self) -> dict[int, int]:
-        """Returns the inodes that requests of daemons before were about, by request."""
-        end = _FORMER_AT + _FORMERS * _NOTE.size
-        return {
-            request: ino for ino, request in _NOTE.iter_unpack(self._map[_FORMER_AT:end]) if request
-        }
+    def notes(self) -> dict[int, JournaledNote]:
+        """Returns what requests of daemons before were about, by request."""
+        found = {}
+        for request, number in self._noted.items():
+            at = _AT[3] + number * _NOTE.size
+            ino, name, requests, shard, index, state, _, _ = _NOTE.unpack_from(self._map, at)
+            sent = Sent(shard, b"%016x" % name, requests, index)
+            found[request] = JournaledNote(ino, sent, State(state))
+        return found
 
     def files(self) -> Iterator[tuple[int, JournaledFile]]:
         """Yields each open file with its entry's number; entries without one become free."""
@@ -258,7 +342,7 @@ class MountJournal:
                 self._files.give(number)
 
     def backings(self) -> Iterator[tuple[int, int, int]]:
-        """Yields (entry's number, inode, id) of each backing file."""
+        """Yields (entry's number, the kernel's inode, id) of each backing file."""
         for number, (ino, backing_id) in enumerate(_BACKING.iter_unpack(self._used(1))):
             if backing_id:
                 yield number, ino, backing_id

@@ -75,6 +75,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[str, ...] = ("ssd",)
     tls: bool = False
     """Whether it speaks TLS with other nodes."""
+    returns: bool = False
+    """Whether another daemon follows this one when it dies."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -101,9 +103,11 @@ class Membership:
         boot: int,
         *,
         founds: bool,
+        goes_on: bool,
     ) -> None:
-        """`founds`: as in `joined`."""
+        """`founds`, `goes_on`: as in `joined`."""
         self._founds = founds
+        self._goes_on = goes_on
         self.store = store
         self.about = about
         self.secret_file = secret_file
@@ -111,6 +115,13 @@ class Membership:
         """The secrets that are valid now; others replace them while the node runs."""
         self.node = 0
         self.incarnation = 0
+        self.since = 0
+        """The first of the incarnations that this one goes on with: itself, where that is none."""
+        self.is_unbroken = False
+        """Whether this one goes on with another, whose lease had not ended: others have not gone
+        past anything."""
+        self.is_handed_over = False
+        """Whether the next incarnation goes on with this one, and takes its lease over."""
         self.cluster = ""
         self.roster = Roster(0)
         self.clock: Final = ServerClock()
@@ -155,6 +166,7 @@ class Membership:
         if before is not None:
             self._check_cluster(before, state)
             await self._wait_for_twin(before, state)
+            self._go_on(before, state)
         _check_versions(state.leases)
         made = await self._find_secrets(state)
         known = None if before is None else before.incarnation
@@ -165,6 +177,7 @@ class Membership:
                 self.secret_file.unlink(missing_ok=True)
             raise
         self.node, self.incarnation = me
+        self.since = self.since or me.incarnation
         node_identity.keep_node(self.store, Kept(self.cluster, me.node, me.incarnation))
         self.roster = Roster(me.node)
         self._tenure.renewed(asked_s, now())
@@ -210,9 +223,11 @@ class Membership:
         self._look_after_secrets(renewed)
 
     async def leave(self) -> None:
-        """Gives the lease up, so that others need not wait for its end. Never raises unless
-        cancelled."""
+        """Gives the lease up, so that others need not wait for its end, unless the next incarnation
+        takes it over. Never raises unless cancelled."""
         self._tenure.end()
+        if self.is_handed_over:
+            return
         with trio.move_on_after(_FAREWELL_S, shield=True):
             try:
                 await self._table.leave(Joined(self.node, self.incarnation))
@@ -292,6 +307,14 @@ class Membership:
                 )
             found = again
 
+    def _go_on(self, before: Kept, state: JoinState) -> None:
+        """Goes on with the incarnation before, if that is asked for and its lease is there."""
+        lease = state.leases.get(before.node) if self._goes_on else None
+        words = None if lease is None else _readable(lease.words)
+        if lease is not None and words is not None and lease.incarnation == before.incarnation:
+            self.since = words.since or before.incarnation
+            self.is_unbroken = lease.age_s < TERM_S - RENEWAL_S
+
     async def _find_secrets(self, state: JoinState) -> bool:
         """Returns whether they were made now."""
         found = node_identity.read_secrets(self.secret_file)
@@ -366,6 +389,8 @@ class Membership:
             obstacle=measured.obstacle,
             place=self._place,
             tls=self.about.tls,
+            since=self.since if self.since != self.incarnation else 0,
+            returns=self.about.returns,
         )
         return pack(self._reports.tell(words, len(self.roster), now()))
 
@@ -396,15 +421,19 @@ async def joined(
     secret_file: Path | None = None,
     boot: int | None = None,
     founds: bool = True,
+    goes_on: bool = False,
 ) -> AsyncIterator[Membership]:
     """Makes this store's node a member as long as the block lasts; it leaves in order at its end.
     The caller holds the store's lock. Without `founds` no cluster is made if the engine seems to
-    have lost one (Conflict). Raises what `Membership.join` raises; exceptions of the block pass."""
+    have lost one (Conflict). `goes_on`: with what the incarnation before had
+    open and leased. Raises what `Membership.join` raises; exceptions of the block pass."""
     table = LeaseTable(locate(url), DEADLINE_S)
     try:
         file = secret_file or store.root / node_identity.SECRETS
         member = Membership(
-            table, store, about, file, boot_id() if boot is None else boot, founds=founds
+            *(table, store, about, file, boot_id() if boot is None else boot),
+            founds=founds,
+            goes_on=goes_on,
         )
         await member.join()
         try:

@@ -64,6 +64,10 @@ class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     """The directory of its store, as that host names it (`Store.place`); empty: not told."""
     tls: bool = False
     """Whether it speaks TLS with other nodes."""
+    since: int = 0
+    """The first of the incarnations with whose mount this one goes on; 0: with none."""
+    returns: bool = False
+    """Whether another daemon follows this one when it dies (the setting `takeover_s`)."""
 
     def is_of(self, boot: int, place: str) -> bool:
         """Returns whether the reporter was on this host since it was started, with the store that

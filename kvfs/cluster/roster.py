@@ -43,6 +43,8 @@ class Member(NamedTuple):
     protocol: int
     tls: bool
     """Whether it says that it speaks TLS with other nodes."""
+    returns: bool
+    """Whether another daemon follows its own when that dies."""
 
 
 class Roster:
@@ -85,6 +87,17 @@ class Roster:
             return False
         return self._sightings.lives(number)
 
+    def keeps(self, number: int, incarnation: int) -> bool:
+        """Returns whether a node still has what this incarnation of it had taken: it lives in that
+        one, or in a later one that goes on with what those before had open."""
+        if self.lives(number, incarnation):
+            return True
+        lease = self._sightings.lease(number)
+        if lease is None or incarnation >= lease.incarnation or not self.lives(number):
+            return False
+        words = _words(lease.words)
+        return words is not None and 0 < words.since <= incarnation
+
     def hear(self, news: LeaseNews, now_s: float) -> None:
         """Takes the news of the engine's leases at `now_s` (CLOCK_BOOTTIME)."""
         touched = self._sightings.hear(news, now_s)
@@ -125,6 +138,7 @@ class Roster:
             version=words.version if words else record.version,
             protocol=words.protocol if words else record.protocol,
             tls=words is not None and words.tls,
+            returns=words is not None and words.returns,
         )
 
 

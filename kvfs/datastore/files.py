@@ -204,6 +204,10 @@ class DataFiles:
             os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
         return create_file(self._directory, _draft(ino, version), _CREATE)
 
+    def open_draft(self, ino: int, version: int) -> int:
+        """Returns a new descriptor, for writing, of a draft. FileNotFoundError if there is none."""
+        return open_file(self._directory, _draft(ino, version), os.O_RDWR, self._owners)
+
     def name_draft(self, ino: int, version: int, new: int) -> None:
         """Makes a draft the data file of a new version. FileExistsError when there is one."""
         self._make_directory(ino)

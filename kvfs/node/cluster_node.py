@@ -285,6 +285,11 @@ class Clustered:
         host, _, port = found.peer.rpartition(":")
         return PeerAddress(node, host.removeprefix("[").removesuffix("]"), int(port))
 
+    def returns(self, nodes: Sequence[int]) -> bool:
+        """Returns whether one of these nodes is about to be back if its daemon has just died."""
+        found = [self.member.roster.get(node) for node in nodes]
+        return any(each is not None and each.alive and each.returns for each in found)
+
     async def look_again(self, nodes: Sequence[int]) -> bool:
         """Looks which nodes are there now, before these are believed to be away; returns whether
         one of them has come, or has another address than was known. Raises KvfsError."""
@@ -392,14 +397,16 @@ async def joined_cluster(
     local: EmbeddedEngine,
     on_applied: Callable[[Sequence[WrittenKey]], None],
     on_local: OnLocal,
+    *,
+    goes_on: bool,
 ) -> AsyncIterator[Clustered]:
     """Makes this node a member of the cluster of `config.engine`, whose metadata `local`
     replicates, as long as the block lasts. `on_local` is told what this host changes in namespaces
     whose names are each node's own.
 
-    Raises what `membership.joined` raises, except Unavailable, and what `ReplicaEngine.run` raises;
-    Busy, Invalid (the peers' port), NotSupported (the transport). While the block runs: Fenced,
-    when this node was removed from its cluster.
+    `goes_on`: as for `membership.joined`. Raises what that raises, except Unavailable, and what
+    `ReplicaEngine.run` raises; Busy, Invalid (the peers' port), NotSupported (the transport). While
+    the block runs: Fenced, when this node was removed from its cluster.
     """
     location = parse(config.engine)
     refuse_lone(local)
@@ -420,8 +427,9 @@ async def joined_cluster(
             media=_media(config),
             capacity_bytes=capacity,
             tls=config.peer_tls != "off",
+            returns=config.takeover_s > 0,
         )
-        member = await _join(stack, config, store, about)
+        member = await _join(stack, config, store, about, goes_on=goes_on)
 
         def heard(applied: Sequence[Applied]) -> None:
             written = audible(applied)
@@ -472,7 +480,12 @@ def _kept(config: Config, local: EmbeddedEngine) -> Callable[[int], bool]:
 
 
 async def _join(
-    stack: contextlib.AsyncExitStack, config: Config, store: Store, about: About
+    stack: contextlib.AsyncExitStack,
+    config: Config,
+    store: Store,
+    about: About,
+    *,
+    goes_on: bool,
 ) -> Membership:
     secret_file = Path(config.secret_file) if config.secret_file else None
     complained = False
@@ -483,6 +496,7 @@ async def _join(
                     *(store, config.engine, about),
                     secret_file=secret_file,
                     founds=config.found,
+                    goes_on=goes_on,
                 )
             )
         except Lost:

@@ -163,6 +163,7 @@ class Node:
                 self.volume,
                 peers=cluster.fetches if cluster else None,
                 look_again=cluster.look_again if cluster else None,
+                returns=cluster.returns if cluster else lambda _nodes: False,
                 cold=self.cold.fetch if self.cold else None,
                 stale=self.names.finder.lost if self.names else lambda _ino: None,
                 cold_names=self.cold_blocks.fetch if self.cold_blocks else None,
@@ -248,7 +249,7 @@ class Node:
     def _append_leases(self, cluster: "Clustered") -> AppendLeases:
         member = cluster.member
         return AppendLeases(
-            self.engine, member.node, member.incarnation, member.roster.lives, self.is_strict
+            self.engine, member.node, member.since, member.roster.keeps, self.is_strict
         )
 
     def _peer_names(self, cluster: "Clustered") -> "PeerNames":
@@ -352,6 +353,12 @@ class Node:
         if self.replicas is not None:
             self.replicas.published(ino)
 
+    def hand_over(self) -> None:
+        """Leaves mount, store and lease to the next daemon when this node stops."""
+        self.is_handed_over = True
+        if self.cluster is not None:
+            self.cluster.member.is_handed_over = True
+
     def ready(self) -> None:
         """Ends the start: the node serves."""
         self.ready_after_s = time.monotonic() - self.started
@@ -441,7 +448,7 @@ class Node:
 
 def _locks(cluster: "Clustered") -> Locks:
     member, engine = cluster.member, cluster.engine
-    return Locks(engine, member.node, member.incarnation, member.roster.lives, engine.catch_up)
+    return Locks(engine, member.node, member.since, member.roster.keeps, engine.catch_up)
 
 
 async def _always() -> bool:

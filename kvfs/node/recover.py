@@ -71,7 +71,7 @@ class Recovery:
         alive: Collection[int] = (),
     ) -> None:
         """`boots`: the boots since which there was no power cut. `alive`: inodes that a mount still
-        has open: they stay unpublished, or without a name."""
+        has open: they stay unpublished, or without a name, in a cluster as they are."""
         self._alive = alive
         self._engine = engine
         self._files = files
@@ -183,7 +183,8 @@ class Recovery:
         torn: list[int] = []
         unsure: list[int] = []
         grown: list[_Grown] = []
-        if self._clustered:
+        if self._clustered:  # what is open is published when it is closed
+            inos = [ino for ino in inos if ino not in self._alive]
             inos = await self._leave_to_others(inos)
         for ino, inode in (await self._read(inos)).items():
             if inode is None or not inode.nlink:

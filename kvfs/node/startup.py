@@ -84,7 +84,10 @@ async def open_node(config: Config, inherit: Inherit | None = None) -> AsyncIter
         closing.callback(gone.close)
         ears: list[Callable[[Sequence[WrittenKey]], object]] = []
         local_ears: list[OnLocal] = []
-        engine, cluster = await _open_engine(config, store, local, closing, ears, local_ears)
+        goes_on = survivors is not None
+        engine, cluster = await _open_engine(
+            config, store, local, closing, ears, local_ears, goes_on=goes_on
+        )
         if await engine.transact(_first_start) and cluster is None:
             local.rotate_now()  # what all else hangs on is in the base, not in a journal alone
         if cluster is None and not local.upgrade_now():
@@ -96,6 +99,10 @@ async def open_node(config: Config, inherit: Inherit | None = None) -> AsyncIter
             await cluster.share_key()
         before = _boots_before(store)
         places.prepare(store, [*config.tier, *config.shared], owner_of(store, cluster))
+        if survivors is not None:
+            closing.callback(survivors.close)
+            with contextlib.closing(data_files(store)) as files:
+                survivors.hold_drafts(files)
         node = Node(config, store, engine, local, known, gone, cluster)
         closing.callback(node.files.close)
         ears.append(node.hear)
@@ -106,8 +113,7 @@ async def open_node(config: Config, inherit: Inherit | None = None) -> AsyncIter
         node.files.keep_spares()
         clean = store.take_clean()
         if survivors is not None:
-            closing.callback(survivors.close)
-            survivors.hold(node.files, node.holders)
+            await survivors.hold(node.engine, node.files, node.holders)
         elif not clean and store.recovered_boot() in before:
             await node.former_writers.part(at_once=False)
         node.recovery = await recover(
@@ -217,9 +223,12 @@ async def _open_engine(
     closing: contextlib.AsyncExitStack,
     ears: Sequence[Callable[[Sequence[WrittenKey]], object]],
     local_ears: Sequence["OnLocal"],
+    *,
+    goes_on: bool,
 ) -> tuple[Engine, "Clustered | None"]:
     """Returns the engine of the node's metadata: its own, or a replica of its cluster's, of whose
-    commits `ears` are told, and `local_ears` of what is this host's alone. Raises Conflict if the
+    commits `ears` are told, and `local_ears` of what is this host's alone. `goes_on`: with what its
+    last process had open and leased in its cluster. Raises Conflict if the
     store is the other kind of node's, Corrupt if there are data and nothing that says what they
     are."""
     if not config.engine:
@@ -249,7 +258,7 @@ async def _open_engine(
         return committed
 
     cluster = await closing.enter_async_context(
-        joined_cluster(config, store, local, applied, changing)
+        joined_cluster(config, store, local, applied, changing, goes_on=goes_on)
     )
     return cluster.engine, cluster
 

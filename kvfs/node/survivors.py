@@ -4,6 +4,13 @@ A start holds their data files open, and counts them as open, before it repairs 
 that could seal, evict or drop them; the mount then gives them their handles again
 (`gateway.fuse.files.restored_files`). Nobody has parted from these programs, so they are no
 `former_writers`.
+
+| the data file | is found |
+|---|---|
+| of the version that the journal has | by its name |
+| truncated to nothing before its data had come (a draft) | as such, before drafts are dropped |
+| published anew just before the kill | by the record, whose version is this node's |
+| not whole yet, or dropped since | not here: the mount brings it, or the handle is lost |
 """
 
 import contextlib
@@ -13,6 +20,10 @@ from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from kvfs.datastore.files import DataFiles
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.keys import unpack_node
+from kvfs.tree.inodes import read_inodes
+from kvfs.vfs.content_versions import is_version_of
 from kvfs.vfs.inode_holders import Holders
 
 log = logging.getLogger(__name__)
@@ -22,6 +33,8 @@ class SurvivingHandle(NamedTuple):
     """One open of a file that the kernel has."""
 
     fh: int
+    number: int
+    """That of the kernel's inode, which has one content (`kernel_inodes`)."""
     ino: int
     version: int
     """That of the data file."""
@@ -47,34 +60,40 @@ class Survivors:
 
     def __init__(self, handles: Iterable[SurvivingHandle], noted: Collection[int]) -> None:
         """`noted`: inodes that requests under way when the daemon ended were about."""
-        self.by_file: Final[dict[int, list[SurvivingHandle]]] = {}
+        self.by_number: Final[dict[int, list[SurvivingHandle]]] = {}
+        """The handles of each of the kernel's inodes."""
         for each in handles:
-            self.by_file.setdefault(each.ino, []).append(each)
-        self.alive: Final = frozenset((*self.by_file, *noted))
+            self.by_number.setdefault(each.number, []).append(each)
+        self.alive: Final = frozenset((*(of[0].ino for of in self.by_number.values()), *noted))
         """The inodes that a start leaves as they are, though they were never closed or have no
         name."""
-        self.lost: Final[list[int]] = []
-        """The journal's entries of handles that no mount can have any more."""
         self.descriptors: Final[dict[int, int]] = {}
-        """By inode, its data file."""
+        """The data files that are here, by the kernel's inode."""
 
-    def hold(self, files: DataFiles, holders: Holders) -> None:
-        """Opens the data files, and counts their handles. One that cannot be opened is left out:
-        its programs get ESTALE."""
-        for ino, handles in list(self.by_file.items()):
-            writable = any(each.writable for each in handles)
-            access = os.O_RDWR if writable else os.O_RDONLY
-            try:
-                fd = files.open(ino, handles[0].version, access)
-            except OSError as error:
-                log.warning("inode %x was open and cannot be opened again: %s", ino, error)
-                self.lost.extend(each.entry for each in self.by_file.pop(ino))
-                continue
-            self.descriptors[ino] = fd
+    def hold_drafts(self, files: DataFiles) -> None:
+        """Opens the data files that have no name yet."""
+        for number, handles in self.by_number.items():
+            if any(each.writable for each in handles):
+                with contextlib.suppress(OSError):
+                    fd = files.open_draft(handles[0].ino, handles[0].version)
+                    self.descriptors[number] = fd
+
+    async def hold(self, engine: Engine, files: DataFiles, holders: Holders) -> None:
+        """Opens the data files, and counts their handles. Raises Unavailable."""
+        for number, handles in self.by_number.items():
+            ino, writable = handles[0].ino, any(each.writable for each in handles)
+            if number not in self.descriptors:
+                access = os.O_RDWR if writable else os.O_RDONLY
+                version = await engine.read(lambda t, of=handles: _version(t, files, of[0]))  # type: ignore[misc]
+                self.by_number[number] = [each._replace(version=version) for each in handles]
+                try:
+                    self.descriptors[number] = files.open(ino, version, access)
+                except OSError as error:
+                    log.info("inode %x was open, and its data file is not here: %s", ino, error)
             for _ in handles:
                 holders.opened(ino)
-            if writable:
-                holders.writing(ino, fd)
+            if writable and number in self.descriptors:
+                holders.writing(ino, self.descriptors[number])
 
     def close(self) -> None:
         """Closes the data files that no mount has taken."""
@@ -82,3 +101,12 @@ class Survivors:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self.descriptors.clear()
+
+
+def _version(t: Transaction, files: DataFiles, handle: SurvivingHandle) -> int:
+    """Returns the version under which the data file of a handle is found."""
+    if t.node and not files.has(handle.ino, handle.version):
+        (inode,) = read_inodes(t, [handle.ino])
+        if inode is not None and is_version_of(inode.version, unpack_node(t.node)):
+            return inode.version
+    return handle.version

@@ -45,6 +45,8 @@ _LOOKS: Final = 20
 _LOOK_S: Final = 0.02
 _WRITTEN_S: Final = 3.0
 """Time for which a reader waits until the node that writes a file in place has closed it."""
+_BACK_S: Final = 10.0
+"""Time for which a node whose daemon has died is waited for, if another daemon follows it."""
 Cold = Callable[[int, Inode, int], Awaitable[bytes | None]]
 """Fills a descriptor with an inode's data; returns the checksums of its chunks, None if the tier
 does not have it. Raises NotFound, Unavailable."""
@@ -70,17 +72,20 @@ class FileOrigins:
         *,
         peers: PeerFetches | None = None,
         look_again: LookAgain | None = None,
+        returns: Callable[[Sequence[int]], bool] = lambda _nodes: False,
         cold: Cold | None = None,
         stale: Callable[[int], None] = lambda _ino: None,
         cold_names: Cold | None = None,
     ) -> None:
-        """`peers` and `look_again`: for a node of a cluster. `cold`: for one with a cold tier, and
+        """`peers` and `look_again`: for a node of a cluster. `returns`: whether one of these nodes
+        is about to be back if its daemon has just died. `cold`: for one with a cold tier, and
         `cold_names` does the same for names that are each node's own.
         `stale` is told of a record that was taken over from a node which has not got its data."""
         self._engine = engine
         self._volume = volume
         self._peers = peers
         self._look_again = look_again
+        self._returns = returns
         self._cold = cold
         self._stale = stale
         self._cold_names = cold_names
@@ -101,7 +106,8 @@ class FileOrigins:
             return await self._fill_from_holder(transfer, inode)
         tried: set[int] = set()
         failure: KvfsError | None = None
-        deadline = trio.current_time() + _WRITTEN_S
+        began = trio.current_time()
+        deadline = began + _WRITTEN_S
         while True:
             found = await self._engine.read(lambda t: _found(t, ino, version))
             nodes = [node for node in found.nodes if node not in tried]
@@ -123,9 +129,14 @@ class FileOrigins:
                 tried.clear()
                 continue
             except (Unavailable, Corrupt) as error:
-                if not await self._is_news(found.nodes, tried):
-                    failure = error
-                    break
+                if await self._is_news(found.nodes, tried):
+                    continue
+                if found.durable and self._is_waited_for(found.nodes, error, began):
+                    await self._settled(ino, inode)
+                    tried.clear()
+                    continue
+                failure = error
+                break
         inode = await self._still(ino, inode)  # who let it go may have sent it there meanwhile
         sums = await self._from_cold(transfer, inode, durable=found.durable)
         if sums is not None:
@@ -156,6 +167,12 @@ class FileOrigins:
             log.debug("%s does not come: %s", os.fsdecode(inode.name), error)
         self._stale(ino)
         raise await self._lost(ino, inode, found)
+
+    def _is_waited_for(self, nodes: Sequence[int], error: KvfsError, since: float) -> bool:
+        """Returns whether a node that does not answer is about to be back, and nothing else has the
+        data."""
+        is_silent = isinstance(error, Unavailable) and self._cold is None
+        return is_silent and trio.current_time() < since + _BACK_S and self._returns(nodes)
 
     async def _is_news(self, nodes: Sequence[int], tried: set[int]) -> bool:
         """Returns whether one of these nodes has come up, or moved, since its lease was last looked

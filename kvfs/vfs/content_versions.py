@@ -48,8 +48,13 @@ class Overtaken(KvfsError):
 def check_follows(t: Transaction, ino: int, version: int) -> None:
     """Raises Overtaken if another node than this one has published since that version."""
     last = read_inode(t, ino).version
-    if last != version and last & _NODE_MASK != unpack_node(t.node):
+    if last != version and not is_version_of(last, unpack_node(t.node)):
         raise Overtaken("another node has published newer content of the file")
+
+
+def is_version_of(version: int, node: int) -> bool:
+    """Returns whether a version is one that this node gave."""
+    return version & _NODE_MASK == node
 
 
 def next_version(version: int, node: bytes) -> int:

@@ -6,13 +6,14 @@ import os
 from gateway.fuse.channel import device as dev
 from gateway.fuse.codec.protocol import Fopen
 from gateway.fuse.files.open_file import Handle, OpenFile
+from gateway.holder.mount_journal import MountJournal
 
 
 class BackingRegistry:
     """Registers data files with the kernel and forgets them."""
 
-    is_journaled = False
-    """Whether the mount has a journal of what kernels have."""
+    journal: MountJournal | None = None
+    """The journal of a mount that outlives its daemon; None: it ends with it."""
 
     def __init__(
         self, device: int, passthrough: bool, stack_depth: int, direct_writes: bool
@@ -77,6 +78,9 @@ class BackingRegistry:
 
     def view_withdraws(self, ino: int, backing_id: int) -> None:
         """Notes that it has it no more."""
+
+    def renamed(self, file: OpenFile) -> None:
+        """Does nothing: the kernel knows no version."""
 
     def closed(self, file: OpenFile) -> None:
         """Notes that the file's last handle was released."""

@@ -15,6 +15,7 @@ the rest.
 - INIT goes to libfuse, whose reply is replaced: pyfuse3 cannot ask for passthrough, KVFS can.
 """
 
+import contextlib
 import errno
 import io
 import logging
@@ -22,7 +23,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -35,17 +36,18 @@ from gateway.fuse.channel.lock_requests import LockHandlers
 from gateway.fuse.channel.plain_answers import Answer, PlainAnswers
 from gateway.fuse.channel.plain_changes import PlainChanges
 from gateway.fuse.channel.poll_strategy import Attention, Rest
-from gateway.fuse.channel.resent_requests import FROM as RESENT
 from gateway.fuse.channel.resent_requests import ResentRequests
 from gateway.fuse.codec import protocol
 from gateway.fuse.codec.errno_map import errno_of
 from gateway.fuse.codec.protocol import IN_HEADER, OUT_HEADER, Fattr, Init, Op
 from gateway.fuse.codec.set_attributes import NO_ATTRIBUTES
 from gateway.fuse.files.kernel_inodes import OTHER, ino_of
+from gateway.fuse.files.open_file import OpenFile
 from gateway.fuse.operations import Operations
-from gateway.holder.mount_journal import asking
+from gateway.holder.mount_journal import AGAIN, MountJournal
 from kvfs.base import detach
 from kvfs.base.errors import KvfsError
+from kvfs.meta.asked_requests import asking
 from kvfs.meta.records import ROOT_INODE
 from kvfs.transfer.transfer import Transfer
 from kvfs.vfs import kernel_notify
@@ -56,7 +58,7 @@ _INLINE_BYTES: Final = 64 << 10
 _HEADER: Final = IN_HEADER.size
 _OUT_SIZE: Final = OUT_HEADER.size
 _unpack_header: Final = IN_HEADER.unpack_from
-_unpack_unique: Final = struct.Struct("<8xQ").unpack_from
+_unpack_unique: Final = struct.Struct("<4xIQ").unpack_from
 _pack_header: Final = OUT_HEADER.pack
 _GONE: Final = (errno.ENOENT, errno.ENODEV)
 """The request was given up, or the mount has gone: nobody takes the reply."""
@@ -196,18 +198,21 @@ class FastPath:
         self.kernel_minor = 0
         self._dispatcher = self._dispatch
         self._resent: ResentRequests | None = None
+        self._journal: MountJournal | None = None
         self._mark = 0
         self.requests = 0
         self.initialised = trio.Event()
 
-    def keep_journal(self, mark: int = 0) -> None:
-        """Says, for the mount's journal, which request is served; `mark`: bits that tell this
-        connection's from others'. To be called before `run`."""
-        self._dispatcher, self._mark = self._dispatch_journaled, mark
+    def keep_journal(self, journal: MountJournal, mark: int = 0) -> None:
+        """Says, for the mount's journal, which request is served, and which are answered; `mark`:
+        bits that tell this connection's from others'. To be called before `run`."""
+        self._dispatcher, self._journal = self._dispatch_journaled, journal
+        self._mark = mark
 
-    def go_on(self, init: bytes, resent: ResentRequests) -> None:
+    def go_on(self, init: bytes, resent: ResentRequests, known: Iterable[int] = ()) -> None:
         """Goes on with a mount whose kernel agreed on everything with an earlier daemon, by this
-        INIT. To be called before `run`: then the kernel sends again what was not answered."""
+        INIT. To be called before `run`: then the kernel sends again what was not answered. `known`:
+        numbers of the kernel's inodes whose attributes it asks for anew."""
         self._resent = resent
         self._heed(init)
         if self._server is not None:
@@ -215,6 +220,9 @@ class FastPath:
         self.initialised.set()
         # Names first: others may have changed them while nobody served the mount.
         os.write(self._device, kernel_notify.EVERY_NAME)
+        for number in known:
+            with contextlib.suppress(FileNotFoundError):  # which the kernel has forgotten
+                os.write(self._device, kernel_notify.inode(number, pages=False))
         os.write(self._device, kernel_notify.RESEND)
 
     @property
@@ -319,10 +327,10 @@ class FastPath:
     def _dispatch_journaled(self, n: int) -> None:
         """Like `_dispatch`, for a mount with a journal."""
         buffer = self._buffer
-        (unique,) = _unpack_unique(buffer)
+        opcode, unique = _unpack_unique(buffer)
         asking.set(unique | self._mark)
-        if unique & RESENT and self._resent is not None:
-            _, opcode, _, nodeid, uid, gid, pid, _, _ = _unpack_header(buffer)
+        if unique & AGAIN and self._resent is not None:
+            _, _, _, nodeid, uid, gid, pid, _, _ = _unpack_header(buffer)
             if nodeid == ROOT_INODE:
                 nodeid = self._root
             request = KernelRequest(opcode, unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
@@ -333,6 +341,13 @@ class FastPath:
                 self._spawn(handler, request)
                 return
         self._dispatch(n)
+        if opcode != Op.WRITE and unique not in self._waiting:
+            self._answered(unique)
+
+    def _answered(self, unique: int) -> None:
+        """Notes in the mount's journal that the kernel has the answer to a request."""
+        if self._journal is not None:
+            self._journal.answered(unique | self._mark)
 
     def _serve_generally(self, request: KernelRequest, n: int) -> None:
         """Serves a request of `n` bytes that has no plain answer."""
@@ -431,6 +446,7 @@ class FastPath:
                 self._signalled.pop(unique, None)
         if scope.cancelled_caught:
             relay_payload.reply_error(self._device, unique, errno.EINTR)
+        self._answered(unique)  # not where the mount goes on with another daemon, and it waits
 
     def _interrupt(self, buffer: memoryview) -> None:
         """Handles a signal to the caller. A request that does not wait ends by itself."""
@@ -493,7 +509,7 @@ class FastPath:
         fh, offset, size, how, _, flags, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)
         file = self._operations.file(fh)
         if flags & _APPENDS == os.O_APPEND and not self._immediate:
-            offset = self._operations.ranges.end(file, offset)
+            offset = self._end(unique, file, offset)
         if how & protocol.WRITE_KILL_SUIDGID:
             stripping = detach.begin(
                 self._operations.attributes.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
@@ -510,14 +526,27 @@ class FastPath:
         if other is None:
             with self._pace:
                 relay_payload.write_payload(self._device, unique, fd, offset, data)
+            self._answered(unique)
             return
         self._buffer = other
 
         def job(_: relay_payload.PayloadLane) -> None:
             relay_payload.write_payload(self._device, unique, fd, offset, data)
             self._buffers.give(buffer)
+            self._answered(unique)
 
         self._workers.submit(job)
+
+    def _end(self, unique: int, file: OpenFile, offset: int) -> int:
+        """Returns the place of an append: where it comes again, that of the first time."""
+        journal, resent = self._journal, self._resent
+        if journal is None:
+            return self._operations.ranges.end(file, offset)
+        place = resent.place(unique) if resent is not None and unique & AGAIN else None
+        if place is None:
+            place = self._operations.ranges.end(file, offset)
+            journal.note_append(unique | self._mark, place)
+        return place
 
     async def _write_after(
         self, stripping: Awaitable[object], fd: int, offset: int, data: bytes

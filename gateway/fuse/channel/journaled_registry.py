@@ -3,11 +3,13 @@ journal what the kernel is about to have, and removes what it has no more; of th
 mount's views too."""
 
 import contextlib
+from collections.abc import Callable
 
 from gateway.fuse.channel import device as dev
 from gateway.fuse.channel.backing_registry import BackingRegistry
 from gateway.fuse.files.open_file import Handle, OpenFile
-from gateway.holder.mount_journal import NOBODY, VIEWED, JournaledFile, MountJournal, asking
+from gateway.holder.mount_journal import NOBODY, VIEWED, JournaledFile, MountJournal
+from kvfs.meta.asked_requests import asking
 from kvfs.meta.records import namespace_of
 
 _UNKNOWN: int = 4
@@ -18,8 +20,6 @@ two."""
 class JournaledRegistry(BackingRegistry):
     """Registers data files with the kernel, forgets them, and keeps the journal of both."""
 
-    is_journaled = True
-
     def __init__(
         self,
         device: int,
@@ -29,11 +29,15 @@ class JournaledRegistry(BackingRegistry):
         journal: MountJournal,
     ) -> None:
         super().__init__(device, passthrough, stack_depth, direct_writes)
-        self._journal = journal
+        self._journal = self.journal = journal
+        self.number_of: Callable[[OpenFile], int] = lambda file: file.ino
+        """Returns the number of the kernel's inode by which a file is opened."""
         self._entries: dict[int, int] = {}
         """The journal's entry of each backing id."""
-        self._handles: dict[int, int] = {}
-        """The journal's entry of each handle, by its number."""
+        self._handles: dict[int, tuple[int, OpenFile]] = {}
+        """The journal's entry of each handle, by its number, and its file."""
+        self._entries_of: dict[OpenFile, set[int]] = {}
+        """The journal's entries of the handles of each open file."""
         self._views_entries: dict[tuple[int, int], int] = {}
         """The journal's entry of each backing file of a view, by namespace and id."""
         self._views_backings: dict[int, dict[int, int]] = {}
@@ -44,23 +48,24 @@ class JournaledRegistry(BackingRegistry):
         before = handle.file.backing_id
         answer = super().flags(handle)
         file = handle.file
+        number = self.number_of(file)
         if file.backing_id != before:
-            self._entries[file.backing_id] = self._journal.registered(file.ino, file.backing_id)
-        self._enter(handle)
+            self._entries[file.backing_id] = self._journal.registered(number, file.backing_id)
+        self._open(handle, number)
         return answer
 
-    def _enter(self, handle: Handle) -> None:
+    def _open(self, handle: Handle, number: int) -> None:
         file = handle.file
         owner = NOBODY if file.owner is None else file.owner
         entry = self._journal.opened(
-            JournaledFile(file.ino, asking.get(), file.version, handle.flags, owner, handle.fh)
+            JournaledFile(number, asking.get(), file.version, handle.flags, owner, handle.fh)
         )
         if entry >= 0:
-            self._handles[handle.fh] = entry
+            self._enter(handle, entry)
 
     def view_opens(self, handle: Handle) -> None:
         """Enters a handle that is about to be a view's kernel's."""
-        self._enter(handle)
+        self._open(handle, handle.file.ino)
 
     def view_registers(self, ino: int, backing_id: int) -> None:
         """Enters a backing file of a view's kernel."""
@@ -77,6 +82,15 @@ class JournaledRegistry(BackingRegistry):
         if entry >= 0:
             self._journal.withdrawn(entry)
 
+    def _enter(self, handle: Handle, entry: int) -> None:
+        self._handles[handle.fh] = entry, handle.file
+        self._entries_of.setdefault(handle.file, set()).add(entry)
+
+    def renamed(self, file: OpenFile) -> None:
+        """Enters the version that the data file of an open file has now."""
+        for entry in self._entries_of.get(file, ()):
+            self._journal.renamed(entry, file.version)
+
     def again(self, handle: Handle) -> tuple[int, int]:
         """Returns what `flags` did for a handle that the kernel has already."""
         return super().flags(handle)
@@ -88,30 +102,36 @@ class JournaledRegistry(BackingRegistry):
         if entry >= 0:
             self._journal.withdrawn(entry)
 
-    def handle_restored(self, fh: int, entry: int) -> None:
+    def handle_restored(self, handle: Handle, entry: int) -> None:
         """Notes the journal's entry of a handle that the kernel has of an earlier daemon."""
-        self._handles[fh] = entry
+        self._enter(handle, entry)
 
     def handle_released(self, fh: int) -> None:
         """Removes a handle that is the kernel's no more."""
-        entry = self._handles.pop(fh, -1)
-        if entry >= 0:
-            self._journal.released(entry)
+        entry, file = self._handles.pop(fh, (-1, None))
+        if entry < 0 or file is None:
+            return
+        entries = self._entries_of[file]
+        entries.discard(entry)
+        if not entries:
+            del self._entries_of[file]
+        self._journal.released(entry)
 
     def go_on(self, kept: set[int]) -> dict[int, int]:
-        """Takes over what an earlier daemon registered, of the files `kept`; the kernel forgets the
-        rest. Returns the ids by inode. Those of views are left to these."""
+        """Takes over what an earlier daemon registered, of the kernel's inodes `kept`; the kernel
+        forgets the rest. Returns the ids by the inode's number. Those of views are left to
+        these."""
         ids: dict[int, int] = {}
         last = 0
-        for entry, ino, backing_id in list(self._journal.backings()):
+        for entry, number, backing_id in list(self._journal.backings()):
             if backing_id & VIEWED:
-                of_view = self._views_backings.setdefault(namespace_of(ino), {})
-                of_view[ino] = backing_id & ~VIEWED
-                self._views_entries[namespace_of(ino), backing_id & ~VIEWED] = entry
+                of_view = self._views_backings.setdefault(namespace_of(number), {})
+                of_view[number] = backing_id & ~VIEWED
+                self._views_entries[namespace_of(number), backing_id & ~VIEWED] = entry
                 continue
             last = max(last, backing_id)
-            if ino in kept and ino not in ids:
-                ids[ino] = backing_id
+            if number in kept and number not in ids:
+                ids[number] = backing_id
                 self._entries[backing_id] = entry
             else:
                 self._forget(backing_id)

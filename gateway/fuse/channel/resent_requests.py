@@ -9,17 +9,22 @@ and not answered are answered as the first time, and not done twice.
 | LINK | the name leads to the noted inode | the entry |
 | UNLINK, RMDIR | the name does not lead to the noted inode | done |
 | RENAME | the new name leads to the noted inode, the old one does not | done |
+| a WRITE that appends, relayed in a cluster | its place was noted | it is written there (again) |
 | all others | they may be done twice | |
 
-An inode's number is one request's alone, and names can only have changed since by processes beside
-the mount, whose changes may as well have come after.
+An inode's number is one request's alone. Names can have changed since by processes beside the
+mount, whose changes may as well have come after, and by other nodes, whose may not. So of a change
+that a cluster's engine was asked for its answer counts, or what it says of the request now, in
+place of the names (`kvfs.meta.asked_requests`); one in a strict namespace that it was not asked for
+was not done.
 """
 
 import contextlib
+import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.fuse.channel.backing_registry import BackingRegistry
 from gateway.fuse.channel.handlers import Handler, Handlers, KernelRequest
@@ -28,13 +33,50 @@ from gateway.fuse.codec.protocol import Op
 from gateway.fuse.files.open_file import Handle
 from gateway.fuse.names.journaled_streams import JournaledStreams
 from gateway.fuse.operations import Operations
-from kvfs.meta.records import Inode
+from gateway.holder.mount_journal import AGAIN, JournaledNote, State
+from kvfs.base.errors import Stale, Unavailable
+from kvfs.meta.records import ROOT_INODE, Inode
+from kvfs.node import Node
 from kvfs.tree import inodes, tree
 
 Way = Callable[[KernelRequest], Coroutine[Any, Any, bytes | None]]
 """Returns the reply to a request that was done; None: it was not."""
-FROM: Final = 1 << 63
-"""The bit by which the kernel marks the numbers of requests that it sent before."""
+log = logging.getLogger(__name__)
+
+
+class Became(NamedTuple):
+    """The fate of a request that was noted."""
+
+    ino: int
+    is_done: bool | None = None
+    """Whether it was done; None: names and records tell."""
+    is_sent: bool = True
+    """Whether a cluster's engine may have been asked for it."""
+    place: int | None = None
+    """The place of an append."""
+
+
+_NOTHING: Final = Became(0)
+
+
+async def done_requests(node: Node, notes: Mapping[int, JournaledNote]) -> dict[int, Became]:
+    """Returns what became of the requests that daemons before noted, by request, as far as the
+    cluster's engine says."""
+    return {request: await _became(node, note) for request, note in notes.items()}
+
+
+async def _became(node: Node, note: JournaledNote) -> Became:
+    if note.state is State.PLACED:
+        return Became(note.ino, place=note.ino)
+    if note.state is State.DONE:
+        return Became(note.ino, True)
+    if note.state is State.NOTED or node.cluster is None:
+        return Became(note.ino, is_sent=node.cluster is None)
+    try:
+        return Became(note.ino, await node.cluster.engine.became(note.sent))
+    except Unavailable as error:
+        log.warning("whether a request was done is told by its names alone: %s", error)
+        return Became(note.ino)
 
 
 class ResentRequests:
@@ -46,15 +88,15 @@ class ResentRequests:
         handlers: Handlers,
         registry: BackingRegistry,
         handles: Iterable[tuple[int, Handle]],
-        notes: Mapping[int, int],
+        notes: Mapping[int, Became],
     ) -> None:
         """`handles`: those that daemons before gave out, each with the number of its request.
-        `notes`: the inodes that requests were about, by request."""
+        `notes`: what became of requests, by request."""
         self._ops = operations
         self._handlers = handlers
         self._registry = registry
         self._handles = {_number(request): handle for request, handle in handles}
-        self._notes = {_number(request): ino for request, ino in notes.items()}
+        self._notes = notes
         self._ways: Final[dict[int, Way]] = {
             Op.OPEN: self._open,
             Op.CREATE: self._create,
@@ -86,8 +128,20 @@ class ResentRequests:
 
         return answer
 
-    def _note(self, r: KernelRequest) -> int:
-        return self._notes.get(_number(r.unique), 0)
+    def place(self, unique: int) -> int | None:
+        """Returns the place of an append that came before; None: it has none yet."""
+        return self._notes.get(_number(unique), _NOTHING).place
+
+    def _note(self, r: KernelRequest) -> Became:
+        return self._notes.get(_number(r.unique), _NOTHING)
+
+    def _is_done(self, r: KernelRequest) -> bool | None:
+        """Returns whether a change of names was done; None: the names tell. Those of a strict
+        namespace are changed by the engine alone."""
+        note = self._note(r)
+        if note.is_done is None and not note.is_sent and r.nodeid != ROOT_INODE:
+            return False if self._ops.node.is_strict(r.nodeid) else None
+        return note.is_done
 
     async def _record(self, ino: int) -> Inode | None:
         if not ino:
@@ -117,7 +171,7 @@ class ResentRequests:
 
     async def _create(self, r: KernelRequest) -> bytes | None:
         handle = self._handles.get(_number(r.unique))
-        ino = handle.file.ino if handle is not None else self._note(r)
+        ino = handle.file.ino if handle is not None else self._note(r).ino
         record = await self._record(ino)
         if record is None:
             return None
@@ -147,43 +201,47 @@ class ResentRequests:
     # ---- names
 
     async def _made(self, r: KernelRequest) -> bytes | None:
-        ino = self._note(r)
-        record = await self._record(ino)
-        return None if record is None else self._handlers.entry(ino, record)
+        note = self._note(r)
+        record = await self._record(note.ino)
+        if record is None and note.is_done:
+            raise Stale("others have removed what was made before it was answered")
+        return None if record is None else self._handlers.entry(note.ino, record)
 
     async def _mknod(self, r: KernelRequest) -> bytes | None:
-        ino = self._note(r)
+        ino = self._note(r).ino
         record = await self._record(ino)
-        if record is None:
-            return None
-        if stat.S_ISREG(record.mode):
+        if record is not None and stat.S_ISREG(record.mode):
             handle = self._first_handle(ino, record, os.O_RDWR, r.uid)
             await self._ops.publishing.publish(handle.file)
             await self._ops.release(handle.fh)
-            record = await self._record(ino)
-            assert record is not None, "it was published"
-        return self._handlers.entry(ino, record)
-
-    async def _link(self, r: KernelRequest) -> bytes | None:
-        ino = self._note(r)
-        if not ino or await self._leads(r.nodeid, r.name(protocol.LINK_IN.size)) != ino:
-            return None
         return await self._made(r)
 
+    async def _link(self, r: KernelRequest) -> bytes | None:
+        note, name = self._note(r), r.name(protocol.LINK_IN.size)
+        done = self._is_done(r)
+        if done is None:
+            done = bool(note.ino) and await self._leads(r.nodeid, name) == note.ino
+        return await self._made(r) if done else None
+
     async def _removed(self, r: KernelRequest) -> bytes | None:
-        ino = self._note(r)
-        return b"" if ino and await self._leads(r.nodeid, r.name()) != ino else None
+        note = self._note(r)
+        done = self._is_done(r)
+        if done is None:
+            done = bool(note.ino) and await self._leads(r.nodeid, r.name()) != note.ino
+        return b"" if done else None
 
     async def _rename(self, r: KernelRequest) -> bytes | None:
-        ino = self._note(r)
+        note, done = self._note(r), self._is_done(r)
+        if done is not None:
+            return b"" if done else None
         layout = protocol.RENAME_IN if r.opcode == Op.RENAME else protocol.RENAME2_IN
         target = layout.unpack_from(r.body)[0]
         old, new = r.names(layout.size)
-        if not ino or await self._leads(self._handlers.node(target), new) != ino:
+        if not note.ino or await self._leads(self._handlers.node(target), new) != note.ino:
             return None
-        return b"" if await self._leads(r.nodeid, old) != ino else None
+        return b"" if await self._leads(r.nodeid, old) != note.ino else None
 
 
 def _number(unique: int) -> int:
     """Returns a request's number as it was the first time."""
-    return unique & ~FROM
+    return unique & ~AGAIN

@@ -7,6 +7,7 @@ given another inode (`kernel_inodes`): for files opened by their descriptor, and
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -35,7 +36,15 @@ class KernelMemory(Protocol):
 class Renewing:
     """Renews the open files of one mount."""
 
-    def __init__(self, volume: Volume, node: DataFetcher, memory: KernelMemory) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        node: DataFetcher,
+        memory: KernelMemory,
+        renamed: Callable[[OpenFile], object],
+    ) -> None:
+        """`renamed` is told an open file whose data file has another version since."""
+        self._renamed = renamed
         self._volume = volume
         self._node = node
         self._memory = memory
@@ -92,4 +101,5 @@ class Renewing:
         with contextlib.suppress(FileNotFoundError):
             files.replace_version(file.ino, file.version, inode.version)
         file.version = inode.version
+        self._renamed(file)
         file.published = signature_of(os.fstat(file.fd))

@@ -17,7 +17,7 @@ Invariants
 """
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gateway.fuse.files.open_file import OpenFile
@@ -68,6 +68,9 @@ class KernelInodes:
         """Numbers under which the kernel may keep pages of a former content."""
         self._refused: dict[int, int] = {}
         """By thread, the number that it was told to look up again."""
+        self._sure: set[int] | None = None
+        """Numbers of which the kernel's pages are of the content that is open, or was since;
+        None: of all."""
 
     def number(self, ino: int) -> int:
         """Returns the number of the inode to which look-ups lead."""
@@ -96,6 +99,8 @@ class KernelInodes:
             return
         self._lookups.pop(number, None)
         self._outdated.discard(number)
+        if self._sure is not None:
+            self._sure.discard(number)
         ino = ino_of(number)
         if self._present.get(ino) == number and self.content(ino) is None:
             del self._present[ino]
@@ -104,6 +109,27 @@ class KernelInodes:
         """Notes that the kernel knows nothing of the file any more."""
         self._present.pop(ino, None)
         self._outdated.discard(ino)
+        if self._sure is not None:
+            self._sure.discard(ino)
+
+    def number_of(self, file: OpenFile) -> int:
+        """Returns the number by which a file's content is opened."""
+        if file.is_former:
+            for number, bound in self._bound.get(file.ino, _NOTHING).items():
+                if bound is file:
+                    return number
+        return self.number(file.ino)
+
+    def go_on(self, contents: Iterable[tuple[int, OpenFile]]) -> None:
+        """Goes on with a kernel that has these contents open, by these numbers, of an earlier
+        daemon. What it has of other numbers may be of contents that were replaced since."""
+        self._sure = set()
+        for number, file in contents:
+            self._sure.add(number)
+            if file.is_former:
+                self._bind(number, file)
+            elif number != file.ino:
+                self._present[file.ino] = number
 
     def content(self, number: int) -> OpenFile | None:
         """Returns the content that is open by this inode if that is not the present one."""
@@ -188,13 +214,16 @@ class KernelInodes:
         bound = self.content(number) if self._bound else None
         if bound is not None and bound is not file:
             raise Stale("other nodes have replaced the content: look it up again")
+        is_sure = self._sure is None or number in self._sure
+        if self._sure is not None:
+            self._sure.add(number)
         if number != self.number(file.ino):
             self._bind(number, file)
             return True
         if self._outdated and number in self._outdated:
             self._outdated.remove(number)
             return True
-        return False
+        return not is_sure
 
 
 class InodeOpener(NamedTuple):

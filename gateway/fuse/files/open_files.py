@@ -69,7 +69,8 @@ class OpenFiles:
         self._files = table.files
         self.orphans: Final = Orphans(volume, table.let_go)
         self.publishing: Final = Publishing(
-            *(volume, transfers, node.near, node.boot, node.is_strict, self.orphans.lost_place)
+            *(volume, transfers, node.near, node.boot, node.is_strict, self.orphans.lost_place),
+            registrations.renamed,
         )
         self.get: Final = table.files.get
         """Returns the open file of an inode, if any handle is open."""
@@ -80,7 +81,7 @@ class OpenFiles:
         self._formers = FormerContents(
             volume.engine,
             table,
-            Renewing(volume, node.port, memory),
+            Renewing(volume, node.port, memory, registrations.renamed),
             self.unrecorded,
             self._opener.fetch_rest,
         )

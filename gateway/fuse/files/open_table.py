@@ -37,6 +37,9 @@ class Registrations(Protocol):
     def closed(self, file: OpenFile) -> None:
         """Notes that the file's last handle was released."""
 
+    def renamed(self, file: OpenFile) -> None:
+        """Notes that the data file of an open file may have another version since."""
+
 
 class OpenTable:
     """The open files of one mount. Used from the event loop."""

@@ -62,10 +62,12 @@ class Publishing:
         boot: int,
         is_strict: Callable[[int], bool],
         unplaced: Callable[[int, int], None],
+        renamed: Callable[[OpenFile], object],
     ) -> None:
         """`near`: what commits at once. `is_strict`: whether other nodes see each change of a file
         at once; then nobody goes past it. `unplaced` is told the inode and the data version of an
-        open file that has no place any more."""
+        open file that has no place any more, `renamed` an open file whose data file may have
+        another version since."""
         self._volume = volume
         self._transfers = transfers
         self._near = near
@@ -73,6 +75,7 @@ class Publishing:
         self._syncs = trio.CapacityLimiter(_SYNCS)
         self._is_strict = is_strict
         self._unplaced = unplaced
+        self._renamed = renamed
 
     async def begin_writing(self, file: OpenFile) -> None:
         """Records that the data file may change from here on, before its first byte does."""
@@ -126,7 +129,10 @@ class Publishing:
             known = synced or file.lapses != lapses
             place = await self._publish_first(file, record, known=known)
             if place is None:
-                await self._publish_anew(file, record, synced=synced)
+                try:
+                    await self._publish_anew(file, record, synced=synced)
+                finally:
+                    self._renamed(file)
                 # Its names changed, and with them its ctime.
                 signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
             file.lapses = lapses

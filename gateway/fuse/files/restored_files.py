@@ -2,22 +2,25 @@
 
 A handle's number, flags and data file are those of before. What only the daemon knew is taken at
 its worst: a file open for writing counts as changed and not recorded, so its next close records
-it."""
+it; in a cluster unless its data file is as its record says."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 
 from gateway.fuse.channel.journaled_registry import JournaledRegistry
 from gateway.fuse.files.content_renewal import KernelMemory
 from gateway.fuse.files.kernel_inodes import KernelInodes
-from gateway.fuse.files.open_file import Handle, OpenFile
+from gateway.fuse.files.open_file import Handle, OpenFile, signature_of
 from gateway.fuse.files.open_files import OpenFiles
-from kvfs.base.errors import TooManyOpenFiles
+from kvfs.base.errors import KvfsError, TooManyOpenFiles
 from kvfs.meta.records import Flag, Inode
 from kvfs.node import Node
 from kvfs.node.survivors import SurvivingHandle, Survivors
 from kvfs.tree import inodes
+
+log = logging.getLogger(__name__)
 
 
 class JournaledOpenFiles(OpenFiles):
@@ -35,6 +38,9 @@ class JournaledOpenFiles(OpenFiles):
         super().__init__(node, registry, memory, kernels)
         self._registry = registry
         self._next = first + 1
+        self._lapses = node.volume.lapses
+        self._is_unbroken = node.cluster is None or node.cluster.member.is_unbroken
+        registry.number_of = kernels[0].number_of
 
     async def release(self, fh: int) -> int:
         """Removes the handle from the journal, too."""
@@ -50,46 +56,99 @@ class JournaledOpenFiles(OpenFiles):
             self._registry.handle_released(fh)
         return is_done
 
-    async def restore(self, survivors: Survivors, backings: Mapping[int, int]) -> list[Handle]:
+    async def restore(
+        self, survivors: Survivors, backings: Mapping[int, int]
+    ) -> tuple[list[Handle], list[int]]:
         """Takes over the files of a mount that outlived its daemon, which are counted as open
-        already. `backings`: ids of their registrations, by inode. Returns their handles, with those
-        that views have."""
-        inos = list(survivors.by_file)
+        already. `backings`: ids of their registrations, by number of the kernel's inode. Returns
+        their handles, with those that views have, and the journal's entries of those that no mount
+        can have any more."""
+        of_number = survivors.by_number
+        inos = [handles[0].ino for handles in of_number.values()]
         records = await self._volume.engine.read(lambda t: inodes.read_inodes(t, inos))
+        newest = {each[0].ino: number for number, each in sorted(of_number.items(), key=_version)}
+        contents: list[tuple[int, OpenFile]] = []
         restored: list[Handle] = []
-        for ino, record in zip(inos, records, strict=True):
-            handles, fd = survivors.by_file[ino], survivors.descriptors.pop(ino)
-            if record is None:  # nobody can say whose it is; its programs read and write on
-                os.close(fd)
-                survivors.lost.extend(each.entry for each in handles)
+        lost: list[int] = []
+        for (number, handles), record in zip(of_number.items(), records, strict=True):
+            ino = handles[0].ino
+            is_former = newest[ino] != number
+            file = await self._file(number, handles, record, survivors, is_former=is_former)
+            if file is None or record is None:
+                lost.extend(each.entry for each in handles)
                 for _ in handles:
                     self._volume.holders.released(ino)
-                self._volume.holders.not_writing(ino)
                 continue
-            file, made = _restored(ino, handles, fd, record, backings.get(ino, 0))
-            owner = _owner_of(handles)
-            with contextlib.suppress(TooManyOpenFiles):
-                if owner is not None:
-                    self.shares.take(owner)
-                    file.owner = owner
-            self._files[ino] = file
-            self._handles.update((each.fh, each) for each in made)
-            for each in handles:
-                self._registry.handle_restored(each.fh, each.entry)
+            file.backing_id = backings.get(number, 0)
+            made = self._taken(file, handles, record)
+            contents.append((number, file))
             if not record.nlink:
                 self.orphans.held[ino] = record.version
             restored += made
-        return restored
+        self.kernels[0].go_on(contents)
+        await self._transfers.outdated.drop(
+            [(file.ino, file.version) for _, file in contents if file.is_former]
+        )
+        return restored, lost
+
+    async def _file(
+        self,
+        number: int,
+        handles: list[SurvivingHandle],
+        record: Inode | None,
+        survivors: Survivors,
+        *,
+        is_former: bool,
+    ) -> OpenFile | None:
+        """Returns the open file of one of the kernel's inodes; None: nobody can say whose it is, or
+        its data are nowhere any more. Its programs may read and write on by passthrough."""
+        ino, version, fd = handles[0].ino, handles[0].version, survivors.descriptors.pop(number, -1)
+        writable = any(each.writable for each in handles)
+        if record is None or fd < 0:
+            if fd >= 0:
+                os.close(fd)
+                self._volume.holders.not_writing(ino)
+            if record is None or is_former or record.version != version:
+                log.warning("inode %x was open, and its content cannot be opened again", ino)
+                return None
+            try:
+                return await self._opener.open(
+                    ino, os.O_RDWR if writable else os.O_RDONLY, writable
+                )
+            except (KvfsError, OSError) as error:
+                log.warning("inode %x was open, and cannot be opened again: %s", ino, error)
+                return None
+        file = OpenFile(ino, version, fd, writable, record)
+        file.is_former = is_former
+        if is_former:
+            self._table.formers.setdefault(ino, []).append(file)
+        else:
+            self._files[ino] = file
+        return file
+
+    def _taken(self, file: OpenFile, handles: list[SurvivingHandle], record: Inode) -> list[Handle]:
+        """Gives an open file its handles, oldest first."""
+        owner = _owner_of(handles)
+        with contextlib.suppress(TooManyOpenFiles):
+            if owner is not None:
+                self.shares.take(owner)
+                file.owner = owner
+        if self._lapses is not None:
+            file.lapses = self._lapses() if self._is_unbroken else -1
+        made = _restored(file, handles, record, is_shared=self._transfers.is_shared)
+        for handle, each in zip(made, handles, strict=True):
+            self._handles[handle.fh] = handle
+            self._registry.handle_restored(handle, each.entry)
+            if self._appends is not None and self.is_leased(file.ino, handle.flags):
+                self._appends.made(file.ino)
+                handle.appends = file.is_appended = True
+        return made
 
 
 def _restored(
-    ino: int, handles: list[SurvivingHandle], fd: int, record: Inode, backing_id: int
-) -> tuple[OpenFile, list[Handle]]:
-    """Returns an open file and its handles, oldest first."""
-    writable = any(each.writable for each in handles)
-    file = OpenFile(ino, handles[0].version, fd, writable, record)
+    file: OpenFile, handles: list[SurvivingHandle], record: Inode, *, is_shared: bool
+) -> list[Handle]:
     file.atime_ns = record.atime_ns
-    file.backing_id = backing_id
     file.is_new = not record.flags & Flag.PUBLISHED
     file.is_mappable = not record.flags & Flag.SEALED
     made = []
@@ -101,13 +160,22 @@ def _restored(
             file.writers += 1
             file.overwriters += handle.overwrites
         made.append(handle)
+    st = os.fstat(file.fd)
+    is_recorded = (record.size, record.mtime_ns) == (st.st_size, st.st_mtime_ns)
+    if is_shared and not file.is_new and record.version == file.version and is_recorded:
+        # Else others' later content would refuse a close by which nothing was written.
+        file.published = signature_of(st)
     file.rewritten = file.overwriters > 0
     if file.set_ids and file.writers:
         # As recorded: a write since then clears the bits.
         file.armed = record.size, record.mtime_ns, record.ctime_ns
-    return file, made
+    return made
 
 
 def _owner_of(handles: list[SurvivingHandle]) -> int | None:
     """Returns the user among whose open files it counts."""
     return next((each.owner for each in handles if each.owner is not None), None)
+
+
+def _version(found: tuple[int, list[SurvivingHandle]]) -> int:
+    return found[1][0].version

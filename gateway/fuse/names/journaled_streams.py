@@ -9,7 +9,8 @@ from gateway.fuse.names.directory_streams import (
     DirectoryStreams,
     ListingEntry,
 )
-from gateway.holder.mount_journal import JournaledDirectory, MountJournal, asking
+from gateway.holder.mount_journal import JournaledDirectory, MountJournal
+from kvfs.meta.asked_requests import asking
 from kvfs.node import Node
 
 _NUMBER: Final = (1 << 63) - 1

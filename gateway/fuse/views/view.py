@@ -27,7 +27,7 @@ from gateway.fuse.channel import mode_probe, relay_payload
 from gateway.fuse.channel.backing_registry import BackingRegistry
 from gateway.fuse.channel.dispatch import FastPath
 from gateway.fuse.channel.handlers import Handlers, KernelRequest
-from gateway.fuse.channel.resent_requests import ResentRequests
+from gateway.fuse.channel.resent_requests import Became, ResentRequests
 from gateway.fuse.codec import protocol
 from gateway.fuse.codec.protocol import IN_HEADER, Op
 from gateway.fuse.files.kernel_inodes import KernelInodes
@@ -271,8 +271,8 @@ class GoneOn(NamedTuple):
     items: Mapping[str, KeptItem]
     handles: Sequence[tuple[int, Handle]]
     """The handles that views' kernels have, with the numbers of their requests."""
-    notes: Mapping[int, int]
-    """The inodes that views' requests were about, by request."""
+    notes: Mapping[int, Became]
+    """The fates of views' requests that were noted, by request."""
 
 
 class MountViews:
@@ -419,8 +419,8 @@ async def _serve(
     )
     handlers.beside = neighbour
     mounts = operations.node.mounts
-    if views.backing.is_journaled:
-        path.keep_journal(VIEWED)
+    if views.backing.journal is not None:
+        path.keep_journal(views.backing.journal, VIEWED)
     resent = _resent(views, namespace, backing, handlers) if before is not None else None
     try:
         if before is not None:
@@ -464,7 +464,9 @@ def _resent(
     handles = [each for each in gone_on.handles if namespace_of(each[1].file.ino) == namespace]
     backing.go_on([each for _, each in handles], views.backing.backings_of_view(namespace))
     notes = {
-        request: ino for request, ino in gone_on.notes.items() if namespace_of(ino) == namespace
+        request: note
+        for request, note in gone_on.notes.items()
+        if namespace_of(note.ino) == namespace
     }
     return ResentRequests(views.operations, handlers, backing, handles, notes)
 

@@ -51,7 +51,7 @@ class ViewLocks:
         self._open_files = views.operations.open_files
         self._node_locks: Locks | None = views.operations.locks
         """The node's locks, if the mount leaves locks to the node."""
-        self._keeps = views.kept if views.backing.is_journaled else None
+        self._keeps = views.kept if views.backing.journal is not None else None
         self._namespace = namespace
         self._openers = views.operations.lock_openers
         self._opening = trio.Lock()

@@ -60,6 +60,11 @@ class LogRequests:
         return b"%b:%d" % (self._head[2], self._number)
 
     @property
+    def following(self) -> tuple[bytes, int]:
+        """The name of this process at the server, and the number of its next request."""
+        return self._head[2], self._number + 1
+
+    @property
     def may_append(self) -> bool:
         """Whether the next one is worth APPEND."""
         return self._number + 1 >= self._appends_from

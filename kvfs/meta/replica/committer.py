@@ -11,6 +11,7 @@ from kvfs.base import detach
 from kvfs.base.clock import now
 from kvfs.base.errors import Conflict, KvfsError, NoSpace, TooLarge, Unavailable
 from kvfs.meta import keys
+from kvfs.meta.asked_requests import ChangeWitness, asking
 from kvfs.meta.engine import Transaction
 from kvfs.meta.engine_layer import Layered
 from kvfs.meta.exclusive import Excluded
@@ -105,6 +106,10 @@ class _Commit(Waiting):
         """Its growth, considered while the server's memory is full."""
         self.turns = False
         """Whether it writes a namespace's record: nothing goes after it in a request."""
+        self.asking = 0 if function is None else asking.get()
+        """The kernel's request in whose name the function is run; 0: none."""
+        self.is_noted = False
+        """Whether the function noted that request when it was run last."""
 
 
 class Elsewhere(Exception):
@@ -150,10 +155,13 @@ class Proposer:
         shards: ShardMap,
         on_nameless: Callable[[Sequence[Applied]], None] = lambda _records: None,
         admit: Admit = lambda _t, _written: None,
+        changes: ChangeWitness | None = None,
     ) -> None:
         """`settle` is run before private writes are made known. `head`: the node, its incarnation,
         and a name for this process at the server. `on_nameless` is told of files that lost their
-        last name that way, once the replica has it; it must not wait."""
+        last name that way, once the replica has it; it must not wait. `changes` has noted
+        what becomes of requests' changes; None: nobody asks."""
+        self._changes = changes or ChangeWitness()
         self._local = local
         self._applier = applier
         self._follower = follower
@@ -250,6 +258,8 @@ class Proposer:
                 turns.taken = list(proposals)
                 away = self.is_full and proposals[-1].growth.takes_away
                 takes = (b"away" if away else b"") + (b"turn" if proposals[-1].turns else b"")
+                noted = [each.asking if each.is_noted else 0 for each in proposals]
+                self._changes.about_to_send(self._shard, *self._requests.following, noted)
                 results = await self._ask(mark, packed, proposals, takes, whole)
                 self.is_full = self.is_full and away
                 # Those that were done are private no more, those that were refused are so still.
@@ -373,7 +383,7 @@ class Proposer:
                 return []
             return [(view.proposal(), view), (given, None)]
         groups = list(commit.groups(t))
-        commit.outcome = _run(commit.function, view, self._settle, groups, self._admit)
+        self._run_asked(commit, commit.function, view, groups)
         if not view.is_needed:
             return []
         proposal = view.proposal()
@@ -389,6 +399,23 @@ class Proposer:
             commit.conclude(Elsewhere(parts, commit.outcome.value, carried))
             return []
         return [(parts[self._shard], view)]
+
+    def _run_asked(
+        self, commit: _Commit, function: Function, view: View, groups: Sequence[int]
+    ) -> None:
+        """Runs a function in the name of the request that it was given for: the task that does so
+        may be another request's."""
+        witness = self._changes.witness
+        if witness is None or not commit.asking:
+            commit.outcome = _run(function, view, self._settle, groups, self._admit)
+            return
+        witness.has_noted = False
+        before = asking.set(commit.asking)
+        try:
+            commit.outcome = _run(function, view, self._settle, groups, self._admit)
+        finally:
+            asking.reset(before)
+        commit.is_noted = witness.has_noted
 
     def _note_sent(self, inos: Iterable[int]) -> None:
         for ino in inos:
@@ -437,6 +464,7 @@ class Proposer:
 
     def _judge(self, commit: _Commit, is_done: bool) -> None:
         if is_done:
+            self._changes.done(commit.asking if commit.is_noted else 0)
             self.unplaced += commit.unplaced
             if commit.nameless:
                 self._on_nameless(commit.nameless)

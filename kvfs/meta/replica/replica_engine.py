@@ -23,6 +23,7 @@ from kvfs.base import detach
 from kvfs.base.clock import now
 from kvfs.base.errors import Conflict, CrossNamespace, EngineAway, Unavailable
 from kvfs.meta import exclusive, keys
+from kvfs.meta.asked_requests import ChangeWitness, Sent, became
 from kvfs.meta.delegations import Delegated
 from kvfs.meta.ending_namespaces import EndingNamespaces
 from kvfs.meta.engine import MOVED, NOT_DONE, Transaction, Tried
@@ -105,11 +106,13 @@ class ReplicaEngine(ReplicaStatus):
         """Like `Engine.is_local`."""
         self._on_applied = on_applied
         exclusives = Exclusives(local, lambda: self.position)
+        self.changes: Final = ChangeWitness()
+        """Has what becomes of requests' changes noted, for a process that follows this one."""
         super().__init__(
             ReplicaParts(
                 *(local, location, deadline_s, node, incarnation, self._privates, self._locals),
                 *(ShardMap(), settle, self._applied, self._look_for_recalls, must_follow),
-                *(self._give_back, exclusives),
+                *(self._give_back, exclusives, self.changes),
             )
         )
         self._applier, self._follower = self._shards.top.applier, self._shards.top.follower
@@ -336,6 +339,16 @@ class ReplicaEngine(ReplicaStatus):
         by `clock.now`; 0: others may know of it, or it was never closed."""
         group = self._privates.groups.get(ino)
         return 0.0 if group is None else group.published_at
+
+    async def became(self, sent: Sent) -> bool | None:
+        """Returns whether a change that an earlier run of this node sent was done; None: its server
+        says nothing of it any more. Raises Unavailable."""
+        self._check_open()
+        shard = await self._shards.ready(sent.shard)
+        if shard.shard != sent.shard:
+            return None
+        found = await shard.call(b"HGET", shard.proposing.state, b"e:" + sent.engine)
+        return became(found, sent)
 
     async def catch_up(self, namespace_id: int = 0) -> None:
         """Returns when the replica holds everything that was committed of a namespace, anywhere

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from kvfs.base.errors import KvfsError, Unavailable
+from kvfs.meta.asked_requests import ChangeWitness
 from kvfs.meta.exclusive_keeper import Exclusives
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.node_leases import Lost
@@ -49,6 +50,7 @@ class ReplicaParts(NamedTuple):
     give_back: Callable[[int], None]
     """Has this node's delegation of a namespace given back soon."""
     exclusives: Exclusives
+    changes: ChangeWitness
 
 
 class ShardReplica:
@@ -105,6 +107,7 @@ class ShardReplica:
             parts.shards,
             parts.on_applied,
             parts.exclusives.admit,
+            parts.changes,
         )
 
     @property

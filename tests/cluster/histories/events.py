@@ -145,9 +145,11 @@ class History:
             yield answer
         except Refused:
             record(time.monotonic(), is_refused=True)
-        except Unknown:
+        except Unknown as error:
             record(math.inf)
+            print(f"{time.monotonic():.4f} host {host} {front} {action} {name} {other}: {error}")
         except Failed as error:
+            print(f"{time.monotonic():.4f} host {host} {front} {action} {name} {other}: {error}")
             with self._lock:
                 self.failures[str(error)] = self.failures.get(str(error), 0) + 1
         else:

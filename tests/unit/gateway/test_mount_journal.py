@@ -7,10 +7,18 @@ import pytest
 
 from gateway import takeover
 from gateway.fuse.channel import device, mode_probe
-from gateway.holder.mount_journal import JournaledDirectory, JournaledFile, MountJournal, asking
+from gateway.holder.mount_journal import (
+    AGAIN,
+    JournaledDirectory,
+    JournaledFile,
+    JournaledNote,
+    MountJournal,
+    State,
+)
 from gateway.node_start import HAND_OVER, TAKE_OVER, Successor
 from kvfs.base.config import Config
 from kvfs.base.errors import NotSupported
+from kvfs.meta.asked_requests import Sent, asking
 
 
 class _About(msgspec.Struct):
@@ -59,8 +67,59 @@ def test_notes_of_all_daemons_before_are_kept() -> None:
         os.pwrite(journal.fd, (generation + 1).to_bytes(4, "little"), 4)  # as the holder does
         journal = _reopened(journal)
         journal.take_over()
-    assert journal.notes() == {40: 1040, 50: 1050, 60: 1060}
+    assert _inos(journal) == {40: 1040, 50: 1050, 60: 1060}
     assert journal.first_handle() > 3 << 40
+    journal.answered(50 | AGAIN)  # as it comes again
+    assert _inos(journal) == {40: 1040, 60: 1060}
+
+
+def _inos(journal: MountJournal) -> dict[int, int]:
+    found = _reopened(journal)
+    found.take_over()
+    return {request: note.ino for request, note in found.notes().items()}
+
+
+def test_requests_under_way_at_a_time_have_a_note_each_until_they_are_answered() -> None:
+    journal = MountJournal.made()
+    for request in range(1, 101):
+        asking.set(request)
+        journal.note(1000 + request)
+    for request in range(1, 101, 2):
+        journal.answered(request)
+    assert _inos(journal) == {request: 1000 + request for request in range(2, 101, 2)}
+    asking.set(7)
+    journal.note(5)
+    journal.note(6)  # run again
+    assert _inos(journal)[7] == 6
+
+
+def test_notes_of_requests_that_never_come_again_end() -> None:
+    journal = MountJournal.made()
+    asking.set(9)
+    journal.note(1)
+    os.pwrite(journal.fd, (31).to_bytes(4, "little"), 4)
+    assert _inos(journal) == {9: 1}
+    os.pwrite(journal.fd, (32).to_bytes(4, "little"), 4)
+    assert _inos(journal) == {}
+
+
+def test_what_became_of_a_change_that_was_sent_is_noted() -> None:
+    journal = MountJournal.made()
+    sent = Sent(3, b"00000000feedbeef", 12, 1)
+    for request in (1, 2):
+        asking.set(request)
+        journal.note(50)
+        journal.sent(request, sent)
+    journal.done(2)
+    journal.sent(3, sent)  # of which nothing was noted
+    journal.note_append(4, 777)
+    found = _reopened(journal)
+    found.take_over()
+    notes = found.notes()
+    assert notes[1] == JournaledNote(50, sent, State.SENT)
+    assert notes[2] == JournaledNote(50, sent, State.DONE)
+    assert (notes[4].ino, notes[4].state) == (777, State.PLACED)
+    assert 3 not in notes
 
 
 def test_a_journal_of_another_version_is_refused() -> None:
@@ -75,7 +134,6 @@ def test_a_journal_of_another_version_is_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        (Config(engine="redis://host"), "engine"),
         (Config(cold="s3://bucket/prefix"), "cold"),
         (Config(mode="libfuse"), "libfuse"),
     ],
