@@ -51,12 +51,12 @@ def test_programs_go_on_with_open_files(pair: Several, namespace: str) -> None:
             os.pwrite(both.fileno(), b"F", turn)
             writer.write(b"-")
             log.write(b"-\n")
+    names = ["both", "log", "read", "theirs", "written"]
     for top in (here, there):
-        wait_until(lambda top=top: (top / "both").exists(), "what was closed is known")
+        wait_until(lambda top=top: sorted(os.listdir(top)) == names, "what was closed is known")
         assert (top / "written").read_bytes() == b"0-1-"
         assert (top / "log").read_bytes() == b"0\n-\n1\n-\n"
         assert (top / "both").read_bytes() == b"FFrst"
-        assert sorted(os.listdir(top)) == ["both", "log", "read", "theirs", "written"]
 
 
 def test_what_the_other_node_did_meanwhile_is_seen(pair: Several) -> None:
