@@ -29,7 +29,7 @@ LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 ALICE = AuthSys(uid=4001, gid=4001)
 PATIENCE_S = 60.0
-ROUNDS = 100 if LONG else 20
+ROUNDS = 100 if LONG else 6
 
 
 @pytest.fixture(scope="module", autouse=True)
