@@ -265,9 +265,8 @@ class Connection:
         """Answers that the server is full, and closes it; shielded like `attend`."""
         try:
             with self.scope:
-                if not self.stream.secure:
-                    refusal = self._refusal(503, "too many connections: try again later")
-                    await self._respond(None, None, refusal)
+                refusal = self._refusal(503, "too many connections: try again later")
+                await self._respond(None, None, refusal)
         except ConnectionLost:
             log.debug("a connection ended early", exc_info=True)
         finally:

@@ -253,12 +253,15 @@ class _Server:
             connection.expire()
 
     def _turn_away(self) -> None:
-        """Tells peers that have waited too long to come again."""
+        """Tells peers that have waited too long to come again; with TLS lets them go."""
         latest = time.monotonic() - self._limits.stall_s
         while self._waiting and self._waiting[0].since <= latest:
             connection = self._waiting.popleft()
             self._origins.left(connection.origin)
-            self._nursery.start_soon(connection.turn_away)
+            if self._tls is None:
+                self._nursery.start_soon(connection.turn_away)
+            else:
+                connection.stream.close()  # a plain answer would be no TLS to it
         self._service.counters.waiting_connections = len(self._waiting)
 
     async def keep_deadlines(self) -> None:

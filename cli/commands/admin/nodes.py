@@ -99,7 +99,7 @@ def _tell_drain(config: Config, which: str | None, as_json: bool) -> None:
             f"this is node {own['number']} ({own['name']}): ask on the host of node {which}, or see"
             " its obstacles in `kvfs node list`"
         )
-    progress = found["replicas"]["draining"]
+    progress = found["replicas"].get("draining")  # a node of the version before tells none
     if as_json:
         told = {name: own[name] for name in ("number", "name", "state", "obstacle")}
         click.echo(json.dumps({**told, "progress": progress}))

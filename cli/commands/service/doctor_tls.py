@@ -13,7 +13,7 @@ def lines(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     """Yields the lines; `status` is that of the node that runs."""
     yield _of_s3(status)
     cluster = status.get("cluster") if status else None
-    if cluster is not None:
+    if cluster is not None and "tls" in cluster:  # not of the version before
         yield _between_nodes(cluster)
     yield _by_kernel()
 
@@ -30,7 +30,7 @@ def _of_s3(status: dict[str, Any] | None) -> DoctorLine:
             reason="no certificate is set",
             remedy="s3_certificate and s3_private_key",
         )
-    ends, expires_s = certificate_ends(s3), s3["certificate_expires_s"]
+    ends, expires_s = certificate_ends(s3), s3.get("certificate_expires_s")
     until = "" if expires_s is None else f", certificate until {_day(expires_s)}"
     return DoctorLine(
         name="s3 TLS",

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kvfs.base.config import PeerTlsMode
+from kvfs.base.errors import Unavailable
 from kvfs.cluster.secrets import Secret, Secrets
 from kvfs.cluster.tls.certificates import Authority, Issued
 from kvfs.http.api import ServerTls
@@ -65,7 +66,7 @@ class PeerTls:
 
     def to_node(self, node: int) -> list[tuple[str, ssl.SSLContext]]:
         """Returns what to try in turn for a connection to another node: the server's name and the
-        context; nothing: a plain connection."""
+        context; nothing: a plain connection. Raises Unavailable: no context can be made now."""
         if self._mode == "off" or not (self.is_required or self._speaks(node)):
             return []
         return self._contexts().clients
@@ -78,7 +79,7 @@ class PeerTls:
         return ServerTls(lambda: self._contexts().server, plain_too=True, refused=refused)
 
     def report(self) -> dict[str, Any]:
-        """Returns its part of the node's status."""
+        """Returns its part of the node's status. Raises Unavailable."""
         expires_s = None if self._mode == "off" else self._contexts().expires_s
         return {"mode": self._mode, "certificate_expires_s": expires_s}
 
@@ -87,7 +88,12 @@ class PeerTls:
         # Also when the clock was set back.
         is_fresh = made is not None and 0 <= now_s - made.issued_s < RENEWAL_S
         if made is None or not is_fresh or made.secrets != secrets:
-            made = self._made = self._make(secrets, now_s)
+            try:
+                made = self._made = self._make(secrets, now_s)
+            except OSError as error:  # no descriptor is left, or OpenSSL may not use Ed25519
+                raise Unavailable(
+                    f"no certificate for other nodes can be made (peer_tls): {error}"
+                ) from error
         return made
 
     def _make(self, secrets: Secrets, now_s: float) -> _Contexts:

@@ -2,7 +2,9 @@
 the wire."""
 
 import contextlib
+import errno
 import logging
+import os
 import socket
 import ssl
 import threading
@@ -185,6 +187,25 @@ def test_a_certificate_is_renewed_daily_and_after_a_clock_was_set(tmp_path: Path
                 ends.append(ours.tls.report()["certificate_expires_s"] - certificates.AFTER_S)
                 del days[0]
             assert ends == [86400, 86400, 2.1 * 86400, 0.5 * 86400]
+
+    trio.run(main)
+
+
+def test_without_a_certificate_nodes_are_away_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when no descriptor is left on the day of its renewal."""
+
+    def none_is_left(_name: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def main() -> None:
+        async with together(tmp_path, "require", "require") as (one, other):
+            monkeypatch.setattr(os, "memfd_create", none_is_left)
+            with pytest.raises(Unavailable, match=r"peer_tls.*Too many open files"):
+                await ask(one, other)
+            monkeypatch.undo()
+            assert await ask(one, other) == "word"
 
     trio.run(main)
 

@@ -243,6 +243,20 @@ def test_what_speaks_no_tls_is_dropped(certificate: tuple[Path, Path]) -> None:
             assert silent.recv(1) == b""
 
 
+def test_a_full_server_says_nothing_in_plain_text(certificate: tuple[Path, Path]) -> None:
+    """To a peer that has waited too long, and would take it for a fault of TLS."""
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    with (
+        running(Limits(connections=1, stall_s=0.2), tls=_tls(certificate)) as server,
+        context.wrap_socket(server.connect(), server_hostname="127.0.0.1") as busy,
+    ):
+        busy.sendall(ask("/slow?1"))
+        wait_until(lambda: server.counters.requests == 1, "the request has come")
+        with server.connect() as waiting:
+            assert read_all(waiting) == b""
+        assert status_of(read_all(busy)) == 200
+
+
 def test_certificates_that_are_replaced_are_read_anew(tmp_path: Path) -> None:
     """Of the next connection on, once both files fit; open connections go on."""
     for each in ("old", "new"):
