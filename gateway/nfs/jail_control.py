@@ -1,7 +1,6 @@
 """The daemon's part of what the jail's process keeps (`jail_keeper`): views, their locks, and
 Ganesha itself, which go on with the next daemon."""
 
-import contextlib
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ _ANSWER_S: Final = 5.0
 _PATIENCE_S: Final = 5.0
 """Time for which a daemon that gave the store free may still be ending."""
 _PAUSE_S: Final = 0.01
+_BACKLOG: Final = 64
 log = logging.getLogger(__name__)
 
 
@@ -55,18 +55,7 @@ class JailControl:
 
     def listening(self) -> socket.socket:
         """Returns the socket of a new process."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with control.socket_address(self._path) as path:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-                listener.bind(path)
-                os.chmod(path, 0o600)
-                listener.listen(64)
-        except BaseException:
-            listener.close()
-            raise
-        return listener
+        return control.listen_privately(self._path, socket.SOCK_SEQPACKET, _BACKLOG)
 
     def keep(self, key: str, data: bytes, fds: Sequence[int]) -> None:
         """Like `Keeper.keep`."""

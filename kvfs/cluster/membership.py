@@ -162,7 +162,7 @@ class Membership:
         cluster's, or its store runs elsewhere), AccessDenied (another secret), NotSupported
         (versions), Invalid, OSError. Cancelled: it may have joined; its lease ends by itself."""
         before = node_identity.which_node(self.store)
-        state = await self._table.peek()
+        looked_s, state = now(), await self._table.peek()
         if before is not None:
             self._check_cluster(before, state)
             await self._wait_for_twin(before, state)
@@ -178,6 +178,8 @@ class Membership:
             raise
         self.node, self.incarnation = me
         self.since = self.since or me.incarnation
+        if now() - looked_s >= RENEWAL_S:
+            self.is_unbroken = False  # the lease may have ended since that look
         node_identity.keep_node(self.store, Kept(self.cluster, me.node, me.incarnation))
         self.roster = Roster(me.node)
         self._tenure.renewed(asked_s, now())

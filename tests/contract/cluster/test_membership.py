@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import trio
 
+from kvfs.base.clock import now
 from kvfs.base.control import Handler
 from kvfs.base.errors import (
     AccessDenied,
@@ -31,7 +32,7 @@ from kvfs.cluster.node_records import NodeRecord, list_nodes, set_state
 from kvfs.datastore import layout
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.node_leases import Fenced, Lost
+from kvfs.meta.node_leases import Fenced, JoinState, Lost
 from kvfs.meta.records import Holding, Inode, namespace_root, pack
 from kvfs.node.tasks.lease_renewer import Renewal
 from kvfs.node.tasks.removed_node_gc import Removal
@@ -227,6 +228,30 @@ def test_a_store_that_is_ours_is_not_waited_for(
             (site.directory / "a").rename(site.directory / name)
             with trio.fail_after(PATIENCE_S):
                 assert await start(site, name) == (before.node, before.incarnation + 1)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("joining_s", [0.0, 8.0])
+def test_a_lease_that_ends_while_its_node_joins_again_is_broken(
+    site: Site, joining_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was young when the node looked; others may have gone past what it had since."""
+    find, passed = Membership._find_secrets, [0.0]
+
+    async def find_slowly(member: Membership, state: JoinState) -> bool:
+        passed[0] += joining_s
+        return await find(member, state)
+
+    monkeypatch.setattr(membership, "now", lambda: now() + passed[0])
+    monkeypatch.setattr(Membership, "_find_secrets", find_slowly)
+
+    async def main() -> None:
+        async with joined(site.store("a"), site.url, about("a")) as before:
+            before.is_handed_over = True
+        async with joined(site.store("a"), site.url, about("a"), goes_on=True) as member:
+            assert member.since == before.incarnation
+            assert member.is_unbroken == (not joining_s)
 
     trio.run(main)
 

@@ -17,7 +17,7 @@ def locks_of(openers: set[int]) -> ViewLocks:
     handle = SimpleNamespace(writable=True, file=SimpleNamespace(ino=1))
     files = SimpleNamespace(handle=lambda _fh: handle, number=lambda ino: ino)
     operations = SimpleNamespace(open_files=files, locks=None, lock_openers=openers)
-    backing = SimpleNamespace(is_journaled=False)
+    backing = SimpleNamespace(journal=None)
     views: Any = SimpleNamespace(mountpoint="/", operations=operations, backing=backing)
     return ViewLocks(views, 1, {})
 
