@@ -31,7 +31,8 @@ def test_a_descriptor_that_cannot_be_opened_holds_no_share(tmp_path: Path) -> No
         is_strict=None,
     )
     memory = SimpleNamespace(attributes=None, content_soon=None)
-    files = OpenFiles(*cast("Any", (node, None, memory)))
+    registrations = SimpleNamespace(renamed=None)
+    files = OpenFiles(*cast("Any", (node, registrations, memory)))
     (tmp_path / "data").write_bytes(b"data")
     fd = os.open(tmp_path / "data", os.O_RDONLY)
     inode = cast("Inode", SimpleNamespace(version=0, mode=0o100644, flags=0, atime_ns=0))

@@ -46,7 +46,8 @@ def written(engine: Engine) -> tuple[OpenFiles, OpenFile, int]:
     )
     volume.engine = None
     memory = SimpleNamespace(attributes=nothing, content_soon=nothing)
-    files = OpenFiles(*cast("Any", (node, None, memory)))
+    registrations = SimpleNamespace(renamed=nothing)
+    files = OpenFiles(*cast("Any", (node, registrations, memory)))
     files.publishing.publish = engine.publish  # type: ignore[method-assign,assignment]
     files.unrecorded._publish = engine.publish
     file = cast("OpenFile", SimpleNamespace(ino=7, handles=1, users=0, writers=1, is_partial=True))
