@@ -77,7 +77,7 @@ def test_a_cache_file_goes_with_its_only_holder_and_a_durable_one_stays() -> Non
     cluster = Metadata()
     caches = [cluster.make(CACHE, b"c%d" % n, B) for n in range(5)]
     durable = cluster.make(DURABLE, b"d", B)
-    assert decommission.alone(cluster.on(A), B, 0, 100)[0] == 1
+    assert decommission.alone(cluster.on(A), B, 0, 100)[0] == [durable]
     evicted, lost = cluster.remove(B)
     assert (sorted(evicted), lost) == (caches, 1)
     assert not any(cluster.exists(ino) for ino in caches)
@@ -88,7 +88,7 @@ def test_a_cache_file_goes_with_its_only_holder_and_a_durable_one_stays() -> Non
 def test_what_others_have_as_well_stays_theirs() -> None:
     cluster = Metadata()
     inos = [cluster.make(where, b"x", B, A) for where in (CACHE, DURABLE)]
-    assert decommission.alone(cluster.on(A), B, 0, 100)[0] == 0
+    assert decommission.alone(cluster.on(A), B, 0, 100)[0] == []
     assert cluster.remove(B) == ([], 0)
     t = cluster.on(A)
     for ino in inos:
@@ -124,7 +124,7 @@ def test_an_orphan_that_it_held_last_goes() -> None:
     t = cluster.on(A)
     tree.unlink(t, cluster.roots[DURABLE], b"x", 9, lambda _: False)
     cluster.commit(t)
-    assert decommission.alone(cluster.on(A), B, 0, 100)[0] == 0
+    assert decommission.alone(cluster.on(A), B, 0, 100)[0] == []
     assert cluster.remove(B) == ([], 0)
     assert not cluster.exists(ino)
 
