@@ -6,6 +6,7 @@ and not answered are answered as the first time, and not done twice.
 | OPEN, CREATE, TMPFILE, OPENDIR | the journal has a handle by it | that handle |
 | CREATE, TMPFILE without a handle | its inode has a record | the file's first handle |
 | MKNOD, MKDIR, SYMLINK | its inode has a record | the entry |
+| MKDIR of what another node removed since | the engine says so | an entry that leads nowhere |
 | LINK | the name leads to the noted inode | the entry |
 | UNLINK, RMDIR | the name does not lead to the noted inode | done |
 | RENAME | the new name leads to the noted inode, the old one does not | done |
@@ -34,10 +35,12 @@ from gateway.fuse.files.open_file import Handle
 from gateway.fuse.names.journaled_streams import JournaledStreams
 from gateway.fuse.operations import Operations
 from gateway.holder.mount_journal import AGAIN, JournaledNote, State
+from kvfs.base.clock import file_time_ns
 from kvfs.base.errors import Stale, Unavailable
 from kvfs.meta.records import ROOT_INODE, Inode
 from kvfs.node import Node
 from kvfs.tree import inodes, tree
+from kvfs.vfs.stage_records import new_record
 
 Way = Callable[[KernelRequest], Coroutine[Any, Any, bytes | None]]
 """Returns the reply to a request that was done; None: it was not."""
@@ -204,7 +207,11 @@ class ResentRequests:
         note = self._note(r)
         record = await self._record(note.ino)
         if record is None and note.is_done:
-            raise Stale("others have removed what was made before it was answered")
+            if r.opcode != Op.MKDIR:
+                raise Stale("others have removed what was made before it was answered")
+            # After an error the kernel would ask once more, and there would be another one.
+            (mode, _), now = protocol.MKDIR_IN.unpack_from(r.body), file_time_ns()
+            record = new_record(stat.S_IFDIR | stat.S_IMODE(mode), r.uid, r.gid, now)
         return None if record is None else self._handlers.entry(note.ino, record)
 
     async def _mknod(self, r: KernelRequest) -> bytes | None:

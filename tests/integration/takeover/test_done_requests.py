@@ -197,3 +197,19 @@ def test_another_node_that_removes_the_name_meanwhile_has_removed_it(moment: str
         else:
             with pytest.raises(FileNotFoundError):
                 ours.unlink()
+
+
+def test_a_directory_that_another_node_removed_meanwhile_is_not_made_again() -> None:
+    with several(1) as cluster:
+        victim = cluster.nodes[0].mount / "models" / "victim"
+        node = Node.make(best_mode(), *cluster.flags("victim"))
+        cluster.nodes.append(node)
+        _start(node, Op.MKDIR, "sent", ["rmdir", str(victim)])
+        first = node.pid
+        assert first is not None
+        ours = node.mount / "models" / "victim"
+        ours.with_name("before").mkdir()  # so that there are inode numbers, which are asked for too
+        ours.mkdir()
+        follow(node, [first])
+        assert not ours.exists()
+        assert not victim.exists()
