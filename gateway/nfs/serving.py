@@ -48,6 +48,7 @@ _ANSWER_S: Final = 20.0
 _PAUSE_S: Final = 0.05
 _ASK_S: Final = 5.0
 _PATIENCE_S: Final = 60.0
+_NO_MOUNT: Final = "the node has no mount in passthrough or relay mode"
 """Patience with an answer that Ganesha's own threads give; they may all wait for slow disks for a
 while."""
 _KVFS: Final = uuid.UUID("6f0f7a3e-6a0c-5d3c-9a52-5d1c5b8f7f11")
@@ -166,7 +167,7 @@ class NfsServing:
         if the first cannot."""
         mounts = self._node.mounts
         while (views := mounts.views) is None:
-            self._problem = "the node has no mount in passthrough or relay mode"
+            self._problem = _NO_MOUNT
             description = mounts.description
             if description is not None and description["mode"] == "libfuse" and not self._began:
                 raise NotSupported(f"no NFS: {self._problem} (its mode is libfuse)")
@@ -411,13 +412,15 @@ class NfsServing:
         )
 
     async def _report(self) -> dict[str, Any]:
-        ganesha = self._ganesha
+        ganesha, problem = self._ganesha, self._problem
+        if ganesha is not None and self._node.mounts.views is None:
+            ganesha, problem = None, _NO_MOUNT  # it is about to end
         found = await self._clients()
         return {
             "endpoint": str(self._address),
             "versions": ["3", "4.0", "4.1"] if self._config.nfs_v3 else ["4.0", "4.1"],
             "is_serving": ganesha is not None,
-            "problem": "" if ganesha is not None else self._problem,
+            "problem": "" if ganesha is not None else problem,
             "pid": ganesha.pid if ganesha is not None else 0,
             "restarts": self._restarts,
             "clients": len(found),

@@ -24,7 +24,7 @@ _STATES: Final = {"ok": "ok", "note": "NOTE", "stop": "STOP"}
 @settings_options.configured("store", "engine")
 @output.json_option
 def command(config: Config, check: bool, as_json: bool) -> None:
-    """Tell what an upgrade of the store to this program would do.
+    """Tell what an upgrade to this program would do.
 
     Run it with the program that is to come. It looks at the store, at the node that runs on it and
     at the cluster's engine, if there are such, in some seconds: whether this program reads them,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.base.errors import Busy, Corrupt, Invalid, NotFound, ReadOnly
+from kvfs.base.errors import Busy, Corrupt, Invalid, NotFound, NotSupported, ReadOnly
 from kvfs.datastore.layout import create_store, open_store, remove_unused
 
 
@@ -82,7 +82,7 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     store = create_store(tmp_path)
     raw = (store.root / "format").read_bytes()
     (store.root / "format").write_bytes(raw.replace(b'"format":1', b'"format":99'))
-    with pytest.raises(Invalid, match="format 99"):
+    with pytest.raises(NotSupported, match="format 99"):
         open_store(tmp_path)
 
 
