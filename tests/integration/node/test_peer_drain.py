@@ -26,12 +26,15 @@ def test_what_only_a_drained_node_had_is_on_another_one_then() -> None:
         for number in range(300):
             (there / "d" / f"{number}").write_bytes(content(number))
         cluster.wait_for_room()
+        looked_for = range(0, 300, 50)
+        for number in looked_for:
+            wait_until(lambda number=number: is_there(one, number), "the other node knows its name")
         missing: list[int] = []
         assert kvfs("node", "drain", "n2", *store).returncode == 0
         end = time.monotonic() + 60
         while members(one)["n2"]["state"] != "drained":
             assert time.monotonic() < end, members(one)["n2"]
-            missing += [number for number in range(0, 300, 50) if not is_there(one, number)]
+            missing += [number for number in looked_for if not is_there(one, number)]
         assert missing == []
         assert not [each for each in data_of(other, there) if each.stat().st_size]
         assert other.pid is not None
