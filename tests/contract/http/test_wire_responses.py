@@ -330,7 +330,7 @@ def test_descriptors_are_not_leaked(server: Server) -> None:
             sock.sendall(ask("/file?0,10", last=False))
             read_until(sock, payload()[:10])
     wait_until(lambda: server.counters.open_connections == 0, "the connection is closed")
-    assert count() == before
+    assert count() <= before
 
 
 def test_a_small_file_that_the_socket_does_not_take_at_once(tmp_path: Path) -> None:

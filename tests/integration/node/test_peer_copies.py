@@ -51,8 +51,9 @@ def three_nodes(namespaces: Mapping[str, Sequence[str]]) -> Iterator[Several]:
         for node in cluster.nodes:
             for name in namespaces:
                 wait_until((node.mount / name).is_dir, "the namespace is known")
-                (node.mount / name / "first").write_bytes(b"")  # takes numbers for files
-                (node.mount / name / "first").unlink()
+                first = node.mount / name / f"first-{node.mount.parent.name}"
+                first.write_bytes(b"")  # takes numbers for files
+                first.unlink()
             wait_until(lambda node=node: names(node) is not None, "it takes part")
         for node in cluster.nodes:
             wait_until(lambda node=node: names(node)["members"] == 3, "it sees the others")
