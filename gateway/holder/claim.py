@@ -3,7 +3,6 @@
 import logging
 import os
 import socket
-import struct
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -13,7 +12,6 @@ from kvfs.base import control
 from kvfs.base.errors import NotSupported
 
 NAME: Final = "holder.sock"
-_CREDENTIALS: Final = struct.Struct("3i")
 _ANSWER_S: Final = 5.0
 _PATIENCE_S: Final = 5.0
 """Time for which a daemon that gave the store free may still be ending."""
@@ -75,28 +73,12 @@ def _ask(run: Path, word: bytes, name: str = NAME) -> tuple[bytes, list[int]]:
     """Returns the answer of the store's holder, and the descriptors with it; nothing if there is
     none that may be asked."""
     try:
-        with _connected(run, name) as peer:
+        with control.connect_trusted(run / name, socket.SOCK_SEQPACKET, _ANSWER_S) as peer:
             peer.send(word)
             answer, fds, _, _ = socket.recv_fds(peer, 64, 2)
             return answer, fds
     except OSError:
         return b"", []
-
-
-def _connected(run: Path, name: str) -> socket.socket:
-    """Raises OSError, also for a socket of another user."""
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        peer.settimeout(_ANSWER_S)
-        with control.socket_address(run / name) as path:
-            peer.connect(path)
-        found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(found)[1] not in (0, os.geteuid()):
-            raise PermissionError
-    except BaseException:
-        peer.close()
-        raise
-    return peer
 
 
 def listening(run: Path) -> socket.socket:

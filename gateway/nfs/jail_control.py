@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from kvfs.base import control
 from kvfs.base.config import Config
 
 NAME: Final = "jail.sock"
-_CREDENTIALS: Final = struct.Struct("3i")
 _ANSWER_S: Final = 5.0
 _PATIENCE_S: Final = 5.0
 """Time for which a daemon that gave the store free may still be ending."""
@@ -124,16 +122,4 @@ class JailControl:
             raise
 
     def _connected(self) -> socket.socket:
-        """Raises OSError, also for a socket of another user."""
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            peer.settimeout(_ANSWER_S)
-            with control.socket_address(self._path) as path:
-                peer.connect(path)
-            found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(found)[1] not in (0, os.geteuid()):
-                raise PermissionError(f"{self._path} is another user's")
-        except BaseException:
-            peer.close()
-            raise
-        return peer
+        return control.connect_trusted(self._path, socket.SOCK_SEQPACKET, _ANSWER_S)

@@ -396,12 +396,25 @@ def _result(line: bytearray) -> Any:
     raise kind(response.error.message)
 
 
-def _connect(path: Path, deadline_s: float) -> socket.socket:
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _connect(path: Path, deadline_s: float, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX, kind)
     try:
         peer.settimeout(deadline_s)
         with socket_address(path) as address:
             peer.connect(address)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def connect_trusted(path: Path, kind: int, deadline_s: float) -> socket.socket:
+    """Returns a connection to the process that listens at `path`, which is root's or this user's;
+    each wait for it has that deadline. Raises OSError; PermissionError: it is another user's."""
+    peer = _connect(path, deadline_s, kind)
+    try:
+        if not _is_trusted(peer):
+            raise PermissionError(f"{path} is another user's")
     except BaseException:
         peer.close()
         raise

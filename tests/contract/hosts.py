@@ -197,6 +197,23 @@ def telling_nobody(host: Host, monkeypatch: "pytest.MonkeyPatch") -> Iterator[No
         host.mirror.close()
 
 
+@contextlib.contextmanager
+def renamed_untold(
+    host: Host, ino: int, monkeypatch: "pytest.MonkeyPatch", *, is_told: bool
+) -> Iterator[tree.Removed | None]:
+    """The moment after `host` renamed a file from `a.tmp` to `a` and told nobody; it is stopped
+    then. `is_told`: others have heard of the file's close before. Gives what was replaced."""
+    host.mirror.close()
+    with telling_nobody(host, monkeypatch):
+        if not is_told:
+            host.close_file(ino, behind=True)
+        asked = host.trips
+        removed = host.rename(TOP, b"a.tmp", TOP, b"a")
+        assert host.trips == asked
+        assert (host.find(TOP, b"a.tmp"), host.find(TOP, b"a")) == (None, ino)
+        yield removed
+
+
 def agree(one: Host, other: Host, url: str) -> None:
     """Once everything is told, the nodes and the engine have the same."""
     one.settle()

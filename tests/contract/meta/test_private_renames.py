@@ -30,6 +30,7 @@ from tests.contract.hosts import (
     all_the_same,
     being_told,
     is_orphan,
+    renamed_untold,
     telling_nobody,
     usage,
 )
@@ -45,16 +46,11 @@ def moved(
     """A closed file that `one` has renamed from `a.tmp` to `a` and told nobody, and is stopped."""
     one, other, _ = hosts
     ino = one.create(TOP, b"a.tmp", exclusive=request.param == "exclusive")
-    if request.param == "told":
+    is_told = request.param == "told"
+    if is_told:
         one.close_file(ino)
-    one.mirror.close()
-    with telling_nobody(one, monkeypatch):
-        if request.param != "told":
-            one.close_file(ino, behind=True)
-        asked = one.trips
-        one.rename(TOP, b"a.tmp", TOP, b"a")
-        assert one.trips == asked
-        assert (one.find(TOP, b"a.tmp"), one.find(TOP, b"a")) == (None, ino)
+    with renamed_untold(one, ino, monkeypatch, is_told=is_told):
+        pass
     other.mirror.catch_up()
     return ino
 

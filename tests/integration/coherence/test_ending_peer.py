@@ -1,10 +1,6 @@
 """A namespace ends being `peer` while it has files and is used, on two nodes, of which one is
 killed meanwhile: no file is lost or changed, and none that was removed comes back."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.cluster.waiting import wait_until
 from tests.integration.coherence.coherence_clients import (
     DIRECTORIES,
@@ -15,13 +11,7 @@ from tests.integration.coherence.coherence_clients import (
     is_there,
     waits_for,
 )
-from tests.integration.several import Several, several
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Several]:
-    with several(2) as cluster:
-        yield cluster
+from tests.integration.several import Several
 
 
 def test_it_ends_being_peer_while_it_is_used(cluster: Several) -> None:
