@@ -20,12 +20,14 @@ killed it never comes again, and they go with the 32nd daemon after.
 Numbers of handles are never used twice, so a RELEASE that comes again finds its own handle or none.
 """
 
+import contextlib
 import enum
 import mmap
 import os
 import struct
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -38,6 +40,8 @@ VERSION: Final = 3
 VIEWED: Final = 1 << 62
 """Set in the numbers of requests, and of backing files, of the view of the inode's namespace
 (`gateway.fuse.views`), whose kernel counts for itself."""
+_NAME: Final = "kvfs-mount"
+_VERSION: Final = struct.Struct("<I")
 _HEADER: Final = struct.Struct("<IIIIIII")
 """Version; generation; length of the description; how many entries of each table were ever used:
 files, backings, directories, notes."""
@@ -79,6 +83,17 @@ assert _HEADER.size <= _ABOUT_AT
 assert _ABOUT_AT + _ABOUT_MOST <= _OF_HOLDER < _TABLES_AT
 AGAIN: Final = 1 << 63
 """The bit by which the kernel marks the numbers of requests that it sent before."""
+
+
+def can_go_on(pid: int) -> bool:
+    """Returns whether this program can go on with the mount of the daemon of this process number:
+    False if its journal has another layout. What cannot be seen is taken for this one."""
+    with contextlib.suppress(OSError):
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            if os.readlink(each).startswith(f"/memfd:{_NAME}"):
+                with each.open("rb") as journal:
+                    return journal.read(_VERSION.size) == _VERSION.pack(VERSION)
+    return True
 
 
 class State(enum.IntEnum):
@@ -172,7 +187,7 @@ class MountJournal:
     @classmethod
     def made(cls) -> "MountJournal":
         """Makes an empty one. Raises OSError."""
-        fd = os.memfd_create("kvfs-mount", os.MFD_CLOEXEC)
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         os.ftruncate(fd, _SIZE)
         os.pwrite(fd, _HEADER.pack(VERSION, 0, 0, 0, 0, 0, 0), 0)
         return cls(fd)

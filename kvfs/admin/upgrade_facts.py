@@ -68,6 +68,8 @@ class RunningVersion(NamedTuple):
     is_mounted: bool
     takeover_s: int
     """Seconds for which its mount waits for another daemon; 0: it ends with this one."""
+    goes_on: bool = True
+    """Whether a daemon of this program can go on with that mount."""
 
 
 class EngineVersion(NamedTuple):
@@ -94,8 +96,9 @@ def of_store(store: Store) -> StoreVersion:
     )
 
 
-def of_status(status: dict[str, Any]) -> RunningVersion:
-    """Returns the facts about a node of any version, by its status."""
+def of_status(status: dict[str, Any], *, goes_on: bool) -> RunningVersion:
+    """Returns the facts about a node of any version, by its status. `goes_on`: see
+    `RunningVersion`."""
     mount = status.get("mount")
     return RunningVersion(
         str(status.get("version", "?")),
@@ -103,6 +106,7 @@ def of_status(status: dict[str, Any]) -> RunningVersion:
         int(status.get("pid", 0)),
         mount is not None,
         int((mount or {}).get("takeover_s", 0)),
+        goes_on,
     )
 
 

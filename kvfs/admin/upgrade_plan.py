@@ -84,7 +84,7 @@ def plan(found: UpgradeSituation) -> UpgradePlan:
     if found.store is None:
         made.findings.append(UpgradeFinding("store", "stop", found.refusal))
     else:
-        made.findings += _of_store(found.store, found.engine, made)
+        made.findings += _of_store(found.store, found, made)
     made.ready = all(each.state != "stop" for each in made.findings)
     return made
 
@@ -92,7 +92,7 @@ def plan(found: UpgradeSituation) -> UpgradePlan:
 def _pause(running: RunningVersion | None) -> Literal["none", "held", "ends"]:
     if running is None or not running.is_mounted:
         return "none"
-    return "held" if running.takeover_s else "ends"
+    return "held" if running.takeover_s and running.goes_on else "ends"
 
 
 def _node(running: RunningVersion | None) -> UpgradeFinding:
@@ -115,18 +115,42 @@ def _mount(pause: str, running: RunningVersion | None) -> UpgradeFinding:
             f"held: programs wait for the next daemon, for {wait} s at most, and files stay open",
             "`kvfs restart`",
         )
+    ends = "programs that have files open on it get errors"
+    stop = "stop them, then `kvfs down` and `kvfs up`"
+    if running is not None and running.takeover_s:
+        reason = f"it ends: this program cannot go on with a mount of that one's; {ends}"
+        return UpgradeFinding("mount", "note", reason, stop)
     return UpgradeFinding(
         "mount",
         "note",
-        "it ends with its daemon: programs that have files open on it get errors",
-        "stop them, then `kvfs down` and `kvfs up`; a node that was started with takeover_s holds"
-        " its mount",
+        f"it ends with its daemon: {ends}",
+        f"{stop}; a node that was started with takeover_s holds its mount",
+    )
+
+
+def _absence(
+    running: RunningVersion | None, pause: str, nodes: list[NodeRecord]
+) -> Iterator[UpgradeFinding]:
+    """The effect on the cluster's other nodes of a node that runs, while it is away."""
+    if running is None or sum(each.state != "removed" for each in nodes) < 2:
+        return
+    if pause == "held":
+        reason = "other nodes wait for this one where they need data that it alone has"
+        yield UpgradeFinding("absence", "ok", reason)
+        return
+    yield UpgradeFinding(
+        "absence",
+        "note",
+        "until this node is back, durable files that it alone has are I/O errors on others, and a"
+        " cache's are misses",
+        "`kvfs node drain` it before, and `kvfs node drain --stop` afterwards",
     )
 
 
 def _of_store(
-    store: StoreVersion, engine: EngineVersion | None, made: UpgradePlan
+    store: StoreVersion, found: UpgradeSituation, made: UpgradePlan
 ) -> Iterator[UpgradeFinding]:
+    engine = found.engine
     yield UpgradeFinding("store", "ok", "its format is this program's")
     yield _readable("metadata", store.metadata)
     metadata = store.metadata
@@ -135,6 +159,7 @@ def _of_store(
         if engine is not None and not engine.metadata.refusal and not engine.metadata.unread:
             metadata = engine.metadata
         yield from _others(store, metadata.nodes, made)
+        yield from _absence(found.running, made.pause, metadata.nodes)
     if store.metadata.refusal or metadata.refusal:
         return
     yield _conversion(store, metadata, made)

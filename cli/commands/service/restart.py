@@ -6,9 +6,10 @@ import sys
 import click
 
 from cli import node_requests, settings_options
+from gateway.holder import mount_journal
 from gateway.node_start import HAND_OVER, Successor
 from kvfs.base.config import Config
-from kvfs.base.errors import Unavailable
+from kvfs.base.errors import NotSupported, Unavailable
 
 
 @click.command("restart")
@@ -21,6 +22,11 @@ def command(config: Config) -> None:
     mount itself stay as they are.
     """
     answer = node_requests.ask(config, "successor")
+    if not mount_journal.can_go_on(int(node_requests.ask(config, "status")["pid"])):
+        raise NotSupported(
+            "the running node is of a version whose mount this one cannot go on with: stop the"
+            " programs that use it, then `kvfs down` and `kvfs up`"
+        )
     successor = Successor(answer["arguments"], answer["directory"])
     done = subprocess.run(
         [*successor.command(), HAND_OVER],

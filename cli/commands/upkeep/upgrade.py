@@ -54,6 +54,7 @@ def command(config: Config, check: bool, as_json: bool) -> None:
 def _situation(config: Config) -> "UpgradeSituation":
     import trio
 
+    from gateway.holder import mount_journal
     from kvfs.admin import upgrade_facts
     from kvfs.admin.upgrade_plan import UpgradeSituation
     from kvfs.base.errors import NotSupported
@@ -66,7 +67,10 @@ def _situation(config: Config) -> "UpgradeSituation":
         refusal = str(error)
     engine = trio.run(upgrade_facts.of_engine, config.engine) if config.engine else None
     status = _status(config)
-    running = None if status is None else upgrade_facts.of_status(status)
+    running = None
+    if status is not None:
+        goes_on = mount_journal.can_go_on(int(status["pid"]))
+        running = upgrade_facts.of_status(status, goes_on=goes_on)
     return UpgradeSituation(store, refusal, running, engine)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import mmap
 import os
 import signal
@@ -263,3 +264,21 @@ def test_doctor_and_status_tell_of_it(node: Node) -> None:
     assert node.status()["mount"]["takeover_s"] == 60
     done = kvfs("doctor", "--store", str(node.store))
     assert "takeover" in done.stdout
+
+
+def test_a_program_that_cannot_go_on_with_the_mount_says_so_and_leaves_it(
+    node: Node, tmp_path: Path
+) -> None:
+    other = tmp_path / "sitecustomize.py"
+    other.write_text("from gateway.holder import mount_journal\nmount_journal.VERSION += 1\n")
+    inside = ("env", f"PYTHONPATH={tmp_path}:{ROOT}")
+    pid, place = node.pid, ("--store", str(node.store))
+    with (node.mount / "models" / "open").open("w+b", buffering=0) as file:
+        file.write(b"before")
+        done = kvfs("upgrade", "--check", "--json", *place, inside=inside)
+        assert json.loads(done.stdout)["pause"] == "ends"
+        done = kvfs("restart", *place, inside=inside)
+        assert (done.returncode, "`kvfs down` and `kvfs up`" in done.stderr) == (2, True), done
+        assert node.status()["pid"] == pid
+        file.write(b", after")
+        assert os.pread(file.fileno(), 100, 0) == b"before, after"

@@ -112,12 +112,33 @@ def test_a_store_that_a_machine_left_is_not_judged_before_its_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_mounted", "takeover_s", "pause"),
-    [(False, 0, "none"), (True, 0, "ends"), (True, 30, "held")],
+    ("is_mounted", "takeover_s", "goes_on", "pause"),
+    [
+        (False, 0, True, "none"),
+        (True, 0, True, "ends"),
+        (True, 30, True, "held"),
+        (True, 30, False, "ends"),
+    ],
 )
-def test_what_becomes_of_the_mount(is_mounted: bool, takeover_s: int, pause: str) -> None:
-    running = RunningVersion("0", PROTOCOL - 1, 7, is_mounted, takeover_s)
+def test_what_becomes_of_the_mount(
+    is_mounted: bool, takeover_s: int, goes_on: bool, pause: str
+) -> None:
+    running = RunningVersion("0", PROTOCOL - 1, 7, is_mounted, takeover_s, goes_on)
     assert planned(lone(), running).pause == pause
+
+
+@pytest.mark.parametrize(("takeover_s", "state"), [(0, "note"), (30, "ok")])
+def test_what_others_miss_while_a_node_is_away_is_told(takeover_s: int, state: str) -> None:
+    running = RunningVersion("0", PROTOCOL, 7, True, takeover_s)
+    found = planned(member(), running, engine(node(1, PROTOCOL), node(2, PROTOCOL)))
+    (told,) = (each for each in found.findings if each.name == "absence")
+    assert (told.state, found.ready) == (state, True)
+    for alone in (
+        planned(member(), running, engine(node(1, PROTOCOL), node(2, PROTOCOL, "removed"))),
+        planned(member(), None, engine(node(1, PROTOCOL), node(2, PROTOCOL))),
+        planned(lone(), running),
+    ):
+        assert "absence" not in [each.name for each in alone.findings]
 
 
 def test_a_disk_without_room_for_a_rebuild_is_told() -> None:
