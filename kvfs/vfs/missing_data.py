@@ -3,7 +3,7 @@
 | data file | cache namespace | durable namespace |
 |---|---|---|
 | missing, in a cold tier that is not asked here | a miss, the record stays | Unavailable |
-| missing, and the nodes that have it do not run | a miss, the record is forgotten | Unavailable |
+| missing, and no node that has it can be asked | a miss, the record is forgotten | Unavailable |
 | missing, and nobody has it | a miss, the record is forgotten | Corrupt |
 | not as long as its seal | evicted: a miss | set aside, then as missing |
 | on a disk that does not give it | evicted, unless others have it: a miss | Corrupt; it stays |
@@ -52,7 +52,7 @@ def loss(
     away: Sequence[int] = (),
 ) -> Loss:
     """Returns the decision on a file that `shown` names, whose data nobody could give. `asks_tier`:
-    the cold tier was asked too; `away`: the nodes that have its data and do not run."""
+    the cold tier was asked too; `away`: the nodes that have its data and cannot be asked."""
     if not inode.nlink:
         return Loss(Stale(f"{shown}: evicted or removed"), False)
     in_tier = bool(inode.flags & Flag.COLD) and not asks_tier
@@ -60,7 +60,7 @@ def loss(
         said = f"{shown}: its data are in the cold tier: start the node with --cold"
     elif away:
         nodes = ", ".join(map(str, away))
-        said = f"{shown}: the nodes that have its data do not run: {nodes}"
+        said = f"{shown}: no node can be asked that has its data, which are on: {nodes}"
     else:
         said = f"{shown}: its data file is missing or torn: run `kvfs fsck`"
     if namespaces.is_durable(t, ino):

@@ -20,9 +20,11 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from kvfs.base.errors import Conflict, NotFound, OtherVersion, Stale, Unavailable, Unreached
+from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode
 from kvfs.session.session import Session
+from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inodes
 from kvfs.vfs.control_port import answer
 from kvfs.vfs.missing_data import loss
@@ -131,7 +133,11 @@ class FileOpener:
 
         def fn(t: Transaction) -> Exception | None:
             (now,) = read_inodes(t, [ino])
-            return loss(t, ino, inode, shown).error if now == inode else None
+            if now != inode:
+                return None
+            # They are lost to nobody while this host's node, which would fetch them, is away.
+            holders = (each.node for each in placements.holders(t, ino) if each.node != t.node)
+            return loss(t, ino, inode, shown, away=[*map(keys.unpack_node, holders)]).error
 
         return await self._records.read(fn)
 

@@ -232,7 +232,7 @@ def test_what_nobody_alive_has_comes_back_in_a_durable_namespace(tmp_path: Path)
         here, there = site.hosts
         ino = there.put(b"kept", space=site.durable)
         site.dead.add(2)
-        with pytest.raises(Unavailable, match="do not run: 2"):
+        with pytest.raises(Unavailable, match="which are on: 2"):
             await here.transfers.bring(ino)
         site.dead.clear()
         await here.transfers.bring(ino)

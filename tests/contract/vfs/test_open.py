@@ -1,6 +1,7 @@
 """How doors beside the node come to a descriptor when the first look opens nothing: what the node
 answers, and what others do meanwhile."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import pytest
 
 import kvfs
 from kvfs.base.errors import Busy, Corrupt, KvfsError, NotFound, OtherVersion, Unavailable
+from kvfs.meta import keys
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.objects.object_errors import NoSuchKey
 from kvfs.objects.object_store import ObjectStore
+from kvfs.tree.copies import placements
 from kvfs.vfs.node_client import NodeClient
 from tests.contract import client_store
 
@@ -106,6 +110,22 @@ def test_without_anybody_who_has_the_data_a_durable_file_is_corrupt_and_a_cached
     with pytest.raises(Corrupt, match="kvfs fsck"):
         read(store, "models/a")
     with pytest.raises(NotFound, match="its data have gone"):
+        read(store, "cache/a")
+
+
+@doors
+def test_what_other_nodes_have_is_unavailable_while_no_node_runs_here(
+    store: Path, read: Read
+) -> None:
+    lose_the_data(store)
+    with kvfs.Client(store) as client:
+        inos = [client.stat(path).ino for path in ("/models/a", "/cache/a")]
+    with contextlib.closing(EmbeddedEngine(store / "meta")) as engine:
+        for ino in inos:
+            engine.transact_now(lambda t, ino=ino: placements.hold_at(t, ino, 0, keys.pack_node(2)))
+    with pytest.raises(Unavailable, match="which are on: 2"):
+        read(store, "models/a")
+    with pytest.raises(NotFound):
         read(store, "cache/a")
 
 
