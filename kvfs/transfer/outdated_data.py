@@ -66,6 +66,7 @@ class OutdatedData:
             ino = keys.unpack_u64(key, 1)
             if now is None:
                 if not before.nlink:
+                    self._volume.holders.removed(ino, before)
                     replaced.append((ino, before.version))
             elif now.version != before.version:
                 if now.version > before.version:

@@ -135,6 +135,17 @@ def set_attributes(t: Transaction, ino: int, changes: AttributeChanges, now: int
     inode = read_inode(t, ino)
     if changes.mtime_ns is not None and changes.size is None and inode.flags & Flag.SEALED:
         etags.follow(t, ino, inode, changes.mtime_ns)
+    change_attributes(inode, changes, now)
+    if changes.blocks is not None:
+        set_blocks(t, ino, inode, changes.blocks)
+    if t.node and is_directory(inode):  # the times that were set, also where they are earlier
+        t.delete(keys.times(ino))
+    write_inode(t, ino, inode)
+    return inode
+
+
+def change_attributes(inode: Inode, changes: AttributeChanges, now: int) -> None:
+    """Applies `changes`, but for the blocks, to a record; ctime becomes `now`."""
     if changes.mode is not None:
         inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(changes.mode)
     if changes.uid is not None:
@@ -147,13 +158,7 @@ def set_attributes(t: Transaction, ino: int, changes: AttributeChanges, now: int
         inode.mtime_ns = changes.mtime_ns
     if changes.size is not None:
         inode.size = changes.size
-    if changes.blocks is not None:
-        set_blocks(t, ino, inode, changes.blocks)
     inode.ctime_ns = now
-    if t.node and is_directory(inode):  # the times that were set, also where they are earlier
-        t.delete(keys.times(ino))
-    write_inode(t, ino, inode)
-    return inode
 
 
 def without_set_ids(mode: int) -> int:

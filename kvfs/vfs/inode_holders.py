@@ -15,6 +15,8 @@ from typing import Protocol
 
 import trio
 
+from kvfs.meta.records import Inode
+
 
 class OpenContents(Protocol):
     """The contents that a mount has open."""
@@ -30,6 +32,9 @@ class OpenContents(Protocol):
         """Returns whether the file is open, and its published content may have been changed: its
         data file differs from its record until it is closed."""
 
+    def removed(self, ino: int, last: Inode) -> None:
+        """Notes that other nodes removed the file, and dropped its record, which was this."""
+
 
 class _NoMount:
     """Stands in where there is no mount: nothing is kept open, and what is open may be of any
@@ -43,6 +48,9 @@ class _NoMount:
 
     def is_changed(self, _ino: int) -> bool:
         return False
+
+    def removed(self, _ino: int, _last: Inode) -> None:
+        pass
 
 
 class Holders:
@@ -77,6 +85,10 @@ class Holders:
     def is_changed(self, ino: int) -> bool:
         """See `OpenContents.is_changed`."""
         return self._contents.is_changed(ino)
+
+    def removed(self, ino: int, last: Inode) -> None:
+        """See `OpenContents.removed`."""
+        self._contents.removed(ino, last)
 
     def looked_up(self, ino: int, count: int = 1) -> None:
         """Notes that the kernel was given this inode number in `count` replies."""

@@ -130,11 +130,17 @@ class LiveAttributes:
                 changes.mode = stat.S_IMODE(inodes.without_set_ids(mode))
             return inodes.set_attributes(t, ino, changes, now)
 
-        inode = await self._engine.transact(fn, private=ino)
+        content = self._content(ino, opener)
+        try:
+            inode = await self._engine.transact(fn, private=ino)
+        except Stale:
+            file = self._open_files.get(ino) if content is None else content
+            if file is None or not file.is_removed:
+                raise
+            return _removed_with(file, changes, now)
         self._open_files.mode_changed(ino, inode.mode)
         if valid & (Fattr.ATIME | Fattr.MTIME) and stat.S_ISREG(inode.mode):
             self._stamp(ino, inode, valid)
-        content = self._content(ino, opener)
         if content is not None and _is_replaced(content, inode):
             return _as_opened(inode, content)
         return self.live(ino, inode)
@@ -159,7 +165,14 @@ class LiveAttributes:
         return (await self.getattr(ino)).blocks > LARGE_BLOCKS
 
     async def _truncate(self, ino: int, size: int) -> None:
-        handle = await self._open_files.open(ino, os.O_WRONLY, None)
+        try:
+            handle = await self._open_files.open(ino, os.O_WRONLY, None)
+        except Stale:
+            file = self._open_files.get(ino)
+            if file is None or not file.is_removed:
+                raise
+            await self._open_files.cut(file, size)
+            return
         try:
             await self._open_files.cut(handle.file, size)
         finally:
@@ -185,3 +198,14 @@ def _removed(file: OpenFile) -> Inode:
     """Returns a record for an open file whose own has gone."""
     inode = msgspec.structs.replace(file.record, nlink=0, flags=file.record.flags & ~Flag.SEALED)
     return inode if file.is_partial else completed(inode, os.fstat(file.fd))
+
+
+def _removed_with(file: OpenFile, changes: inodes.AttributeChanges, now: int) -> Inode:
+    """Sets attributes of an open file whose own record has gone; they go with its last close."""
+    inodes.change_attributes(file.record, changes, now)
+    if changes.atime_ns is not None or changes.mtime_ns is not None:
+        st = os.fstat(file.fd)
+        atime_ns = st.st_atime_ns if changes.atime_ns is None else changes.atime_ns
+        mtime_ns = st.st_mtime_ns if changes.mtime_ns is None else changes.mtime_ns
+        os.utime(file.fd, ns=(atime_ns, mtime_ns))
+    return _removed(file)

@@ -34,6 +34,7 @@ class OpenFile:
         "is_mappable",
         "is_new",
         "is_remembered",
+        "is_removed",
         "lapses",
         "names",
         "overwriters",
@@ -118,6 +119,9 @@ class OpenFile:
         self.is_remembered = False
         """Whether the kernel may still have content or the size from before others replaced
         them."""
+        self.is_removed = False
+        """Whether other nodes removed the file and dropped its record: nobody will ever read what
+        is written, except by what is open."""
 
     @property
     def is_changed(self) -> bool:

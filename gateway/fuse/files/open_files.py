@@ -70,18 +70,19 @@ class OpenFiles:
         self.orphans: Final = Orphans(volume, table.let_go)
         self.publishing: Final = Publishing(
             *(volume, transfers, node.near, node.boot, node.is_strict, self.orphans.lost_place),
-            registrations.renamed,
+            self._renamed,
         )
         self.get: Final = table.files.get
         """Returns the open file of an inode, if any handle is open."""
         self.let_go: Final = table.let_go
         self.has_content: Final = table.has_content
+        self.removed: Final = table.removed
         self.unrecorded: Final = Unrecorded(self.publishing.publish, table.close_unused)
         self._opener = DataOpener(node, table, self.publishing)
         self._formers = FormerContents(
             volume.engine,
             table,
-            Renewing(volume, node.port, memory, registrations.renamed),
+            Renewing(volume, node.port, memory, self._renamed),
             self.unrecorded,
             self._opener.fetch_rest,
         )
@@ -332,6 +333,11 @@ class OpenFiles:
             self._appends.made(ino)
             handle.appends = file.is_appended = True
         return handle
+
+    def _renamed(self, file: OpenFile) -> None:
+        """Notes that an open file's data file has another version."""
+        self._registrations.renamed(file)
+        self.orphans.renamed(file.ino, file.version)
 
     def _add(self, file: OpenFile, flags: int, writable: bool) -> Handle:
         handle = Handle(self._next, file, flags, writable)

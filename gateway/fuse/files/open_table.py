@@ -17,6 +17,7 @@ from gateway.fuse.files.kernel_inodes import KernelInodes
 from gateway.fuse.files.open_file import OpenFile
 from kvfs.base import detach
 from kvfs.base.descriptors import OpenFileShares
+from kvfs.meta.records import Inode
 from kvfs.transfer.transfers import Transfers
 from kvfs.vfs.volume import Volume
 
@@ -71,6 +72,14 @@ class OpenTable:
         if ino in self.files:
             opened.append(self.files[ino])
         return any(file.version == version or file.users for file in opened)
+
+    def removed(self, ino: int, last: Inode) -> None:
+        """Notes that other nodes removed the file, and dropped its record, which was this."""
+        file = self.files.get(ino)
+        for each in [*self.formers.get(ino, ()), *([] if file is None else [file])]:
+            each.is_removed = True
+            if not each.is_partial:
+                each.record = last
 
     def revive(self, ino: int, owner: int | None) -> OpenFile:
         """Puts a file back that was kept open. Raises TooManyOpenFiles."""

@@ -48,6 +48,11 @@ class Orphans:
         """Notes that a file has a name (again) and goes with that."""
         self.held.pop(ino, None)
 
+    def renamed(self, ino: int, version: int) -> None:
+        """Notes that the data file of an open file has this version from now on."""
+        if ino in self.held:
+            self.held[ino] = version
+
     def __contains__(self, ino: int) -> bool:
         """Returns whether the inode has no name and is held."""
         return ino in self.held

@@ -98,11 +98,22 @@ class Publishing:
 
     async def publish(self, file: OpenFile, *, synced: bool = False) -> None:
         """Records size, times and blocks if the data file changed since they were last recorded.
+        Writes to a file that others removed meanwhile go with it, as those to any open file without
+        a name.
 
         Raises NoSpace, ReadOnly, Corrupt, Unavailable, Stale (the file has no place any more, or
         others went past it: nobody else sees what was written); OSError of fstat. Cancelled: it is
         recorded, or else the next call records it.
         """
+        try:
+            await self._publish(file, synced=synced)
+        except Stale:
+            if file.refused or not file.is_removed:
+                raise
+            file.published, file.in_doubt = signature_of(os.fstat(file.fd)), False
+            await self._transfers.outdated.drop([(file.ino, file.version)])
+
+    async def _publish(self, file: OpenFile, *, synced: bool) -> None:
         if file.armed:
             await self.disarm(file)
         while file.publishing is not None:
@@ -318,6 +329,9 @@ class Publishing:
             )
         except Overtaken:
             raise self._refusal(file, _OVERTAKEN) from None
+        recorded = await volume.engine.read(lambda t: inodes.read_inode(t, file.ino))
+        if not recorded.nlink:  # which was nobody's to drop here as long as it had no data here
+            self._unplaced(file.ino, file.version)
 
     def _is_named(self, file: OpenFile) -> bool:
         """Returns whether the open data file still has its name: in the moment in which it was
