@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from gateway import watchdog_process
+from gateway.fuse.views import lock_opener_process
 from gateway.holder import holder_process
 from gateway.nfs import jail_process
 from kvfs.base import control, errors
@@ -133,7 +134,9 @@ def _processes() -> Iterator[str]:
     for kind in (worker_messages.WorkerPlan, Tally):
         for field in msgspec.structs.fields(kind):
             yield f"    {kind.__name__}.{field.name}: {field.type}"
-    for module in (engine_process, watchdog_process, holder_process, jail_process):
+    for module in (
+        *(engine_process, watchdog_process, holder_process, jail_process, lock_opener_process),
+    ):
         usage = next(line for line in str(module.__doc__).splitlines() if line.startswith("    "))
         yield f"{module.__name__}: version {module.VERSION}"
         yield usage

@@ -10,7 +10,6 @@ Locks belong to open files of the view, not to its processes, as an NFS server's
 the open files.
 """
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -25,6 +24,7 @@ from gateway.fuse.channel.handlers import Handler, KernelRequest
 from gateway.fuse.channel.lock_requests import LockHandlers
 from gateway.fuse.codec import protocol
 from gateway.fuse.codec.protocol import Op
+from gateway.fuse.views.lock_opener import LockOpener
 from kvfs.base.errors import Conflict
 from kvfs.cluster.cluster_locks import Locks, LockTarget
 
@@ -34,12 +34,8 @@ if TYPE_CHECKING:
 _OFD_GETLK, _OFD_SETLK = 36, 37
 _FLOCK: Final = struct.Struct("hhqqi4x")
 """type, whence, start, length (0: to the end of any file), pid."""
-_HANDLE: Final = struct.Struct("=IiIII")
-"""Bytes of a file's handle and its kind, then FUSE's: inode, high half first, and generation."""
-_HANDLE_BYTES, _INO64_GEN = 12, 0x81
 _LAST: Final = (1 << 63) - 1
 _PAUSES_S: Final = (0.01, 0.25)
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class ViewLocks:
@@ -47,13 +43,12 @@ class ViewLocks:
 
     def __init__(self, views: "MountViews", namespace: int, held: dict[int, int]) -> None:
         """`held`: descriptors that an earlier daemon had on the mount, by the view's handles."""
-        self._mountpoint = views.mountpoint
         self._open_files = views.operations.open_files
         self._node_locks: Locks | None = views.operations.locks
         """The node's locks, if the mount leaves locks to the node."""
         self._keeps = views.kept if views.backing.journal is not None else None
         self._namespace = namespace
-        self._openers = views.operations.lock_openers
+        self._opener = LockOpener(views.mountpoint, views.operations.lock_openers)
         self._opening = trio.Lock()
         self._held = held
         """Descriptors on the mount, by the view's handles."""
@@ -130,8 +125,7 @@ class ViewLocks:
         return LockHandlers(self._node_locks)
 
     async def _descriptor(self, fh: int) -> int:
-        """Returns a descriptor on the mount for the file that the view has open. Runs in a thread:
-        the mount's kernel asks this loop for it."""
+        """Returns a descriptor on the mount for the file that the view has open."""
         async with self._opening:
             held = self._held.get(fh)
             if held is not None:
@@ -147,17 +141,13 @@ class ViewLocks:
 
     async def _open(self, number: int, access: int) -> int:
         """Opens a file that is never written by this descriptor, whose close so asks nothing of the
-        mount: one that waited for a daemon would keep this process from ending. Raises OSError.
-        Cancelled: nobody waits for the mount, which may not be served any more."""
+        mount: one that waited for a daemon would keep this process from ending, as would the open
+        itself, which another process does. Raises OSError. Cancelled: nobody waits for the mount,
+        which may not be served any more."""
         left = threading.Event()
 
         def opened() -> int:
-            thread = threading.get_native_id()
-            self._openers.add(thread)
-            try:
-                fd = _open(self._mountpoint, number, access)
-            finally:
-                self._openers.discard(thread)
+            fd = self._opener.open(number, access)
             if left.is_set():
                 os.close(fd)
             return fd
@@ -167,6 +157,10 @@ class ViewLocks:
         except trio.Cancelled:
             left.set()
             raise
+
+    def close(self) -> None:
+        """Ends what opens files: the view ends."""
+        self._opener.close()
 
     async def go_on(self, handles: Collection[int]) -> None:
         """Drops the locks of handles that the view's kernel has no more."""
@@ -211,24 +205,6 @@ def _wish(r: KernelRequest) -> bytes:
     _, start, end, kind = _asked(r)
     length = 0 if end >= _LAST else end - start + 1
     return _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
-
-
-def _open(mountpoint: str, ino: int, access: int) -> int:
-    """Raises OSError."""
-    root = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        handle = _HANDLE.pack(_HANDLE_BYTES, _INO64_GEN, ino >> 32, ino & 0xFFFFFFFF, 0)
-        at = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
-        try:
-            fd: int = _libc.open_by_handle_at(at, handle, access | os.O_CLOEXEC)
-        finally:
-            os.close(at)
-    finally:
-        os.close(root)
-    if fd < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return fd
 
 
 assert errno.EAGAIN == errno.EWOULDBLOCK, "BlockingIOError is what a lock in the way raises"

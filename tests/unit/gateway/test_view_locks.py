@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import trio
 
-from gateway.fuse.views import view_locks
+from gateway.fuse.views.lock_opener import LockOpener
 from gateway.fuse.views.view_locks import ViewLocks
 
 
-def locks_of(openers: set[int]) -> ViewLocks:
+def locks_of() -> ViewLocks:
     handle = SimpleNamespace(writable=True, file=SimpleNamespace(ino=1))
     files = SimpleNamespace(handle=lambda _fh: handle, number=lambda ino: ino)
-    operations = SimpleNamespace(open_files=files, locks=None, lock_openers=openers)
+    operations = SimpleNamespace(open_files=files, locks=None, lock_openers=set())
     backing = SimpleNamespace(journal=None)
     views: Any = SimpleNamespace(mountpoint="/", operations=operations, backing=backing)
     return ViewLocks(views, 1, {})
@@ -27,17 +27,15 @@ def test_an_open_that_the_mount_does_not_answer_any_more_holds_up_nobody(
 ) -> None:
     """A daemon that hands over stops serving its mount: it would wait for itself."""
     asked, answered = threading.Event(), threading.Event()
-    openers: set[int] = set()
     reader, opened = os.pipe()
 
-    def waits(_mountpoint: str, _ino: int, _access: int) -> int:
-        assert openers == {threading.get_native_id()}
+    def waits(_opener: LockOpener, _number: int, _access: int) -> int:
         asked.set()
         assert answered.wait(20)
         return opened
 
     async def hand_over() -> None:
-        locks = locks_of(openers)
+        locks = locks_of()
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(locks._descriptor, 7)
@@ -45,7 +43,7 @@ def test_an_open_that_the_mount_does_not_answer_any_more_holds_up_nobody(
                 nursery.cancel_scope.cancel()
         assert not locks.has_locked(7)
 
-    monkeypatch.setattr(view_locks, "_open", waits)
+    monkeypatch.setattr(LockOpener, "open", waits)
     try:
         trio.run(hand_over)
         answered.set()
@@ -53,4 +51,3 @@ def test_an_open_that_the_mount_does_not_answer_any_more_holds_up_nobody(
         assert os.read(reader, 1) == b""
     finally:
         os.close(reader)
-    assert not openers
