@@ -39,7 +39,6 @@ def obstacle(config: Config) -> str:
         return found.reason
     for name, is_set in (
         ("cold", bool(config.cold)),
-        ("nfs in a cluster", bool(config.engine) and config.nfs != "off"),
         ("mode libfuse", config.mode == "libfuse"),
     ):
         if is_set:
@@ -147,7 +146,7 @@ def _survivors(taken: KeptMount, views: Collection[int]) -> Survivors:
             None if each.owner == NOBODY else each.owner,
             each.request,
             entry,
-            bool(each.request & VIEWED),
+            namespace_of(each.number) if each.request & VIEWED else 0,
         )
         for entry, each in files
     ]

@@ -32,8 +32,9 @@ from gateway.fuse.files.restored_files import JournaledOpenFiles
 from gateway.fuse.notify.invalidation import Invalidator, KernelNotifier
 from gateway.fuse.notify.sibling_kernels import MountMemory, Neighbours
 from gateway.fuse.operations import Operations
+from gateway.fuse.views.gone_on import GoneOn
 from gateway.fuse.views.kept_views import KeptItem, ViewKeeper
-from gateway.fuse.views.view import GoneOn, MountViews
+from gateway.fuse.views.view import MountViews
 from gateway.holder.claim import KeptMount
 from gateway.holder.holding import HandOver, Keeping, kept
 from gateway.holder.mount_journal import VIEWED, MountJournal
@@ -336,8 +337,8 @@ async def _keep_journal(
     known: set[int] = set()
     became = await done_requests(node, journal.notes())
     if agreed is not None and survivors is not None:
-        ids = backing.go_on(set(survivors.by_number))
-        requests = {each.fh: each.request for of in survivors.by_number.values() for each in of}
+        ids = backing.go_on(survivors.numbers())
+        requests = survivors.requests()
         assert isinstance(operations.open_files, JournaledOpenFiles), "likewise"
         restored, lost = await operations.open_files.restore(survivors, ids)
         handles = [(requests[each.fh], each) for each in restored]
@@ -345,7 +346,7 @@ async def _keep_journal(
             journal.released(entry)
         fast.handlers.relist()
         if node.cluster is not None:  # others may have changed them
-            known = {*survivors.by_number, *(each.ino for _, each in journal.directories())}
+            known = {*survivors.numbers(), *(each.ino for _, each in journal.directories())}
     fast.keep_journal(journal)
     if agreed is not None:
         own = [each for each in handles if not each[0] & VIEWED]
@@ -367,8 +368,8 @@ def _gone_on(
     return GoneOn(
         keeper,
         items,
-        [(request & ~VIEWED, handle) for request, handle in handles if request & VIEWED],
-        {request & ~VIEWED: note for request, note in became.items() if request & VIEWED},
+        [(request, handle) for request, handle in handles if request & VIEWED],
+        {request: note for request, note in became.items() if request & VIEWED},
     )
 
 

@@ -35,13 +35,15 @@ import msgspec
 from kvfs.base.errors import Busy, NotSupported
 from kvfs.meta.asked_requests import Sent, asking
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of the layout."""
 VIEWED: Final = 1 << 62
-"""Set in the numbers of requests, and of backing files, of the view of the inode's namespace
+"""Set in the numbers of requests, and of backing files, of the view of a namespace
 (`gateway.fuse.views`), whose kernel counts for itself."""
 _NAME: Final = "kvfs-mount"
 _VERSION: Final = struct.Struct("<I")
+_REQUEST_BITS: Final = 46
+"""A kernel that sends a million requests a second counts a year with these."""
 _HEADER: Final = struct.Struct("<IIIIIII")
 """Version; generation; length of the description; how many entries of each table were ever used:
 files, backings, directories, notes."""
@@ -94,6 +96,21 @@ def can_go_on(pid: int) -> bool:
                 with each.open("rb") as journal:
                     return journal.read(_VERSION.size) == _VERSION.pack(VERSION)
     return True
+
+
+def mark_of(namespace: int) -> int:
+    """Returns the bits that tell requests of a namespace's view from those of other kernels."""
+    return VIEWED | namespace << _REQUEST_BITS
+
+
+def is_of(request: int, namespace: int) -> bool:
+    """Returns whether a request is of this namespace's view."""
+    return (request & ~AGAIN) >> _REQUEST_BITS == mark_of(namespace) >> _REQUEST_BITS
+
+
+def unmarked(request: int) -> int:
+    """Returns the number by which a view's kernel knows its request."""
+    return request & (AGAIN | (1 << _REQUEST_BITS) - 1)
 
 
 class State(enum.IntEnum):

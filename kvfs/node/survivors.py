@@ -46,8 +46,8 @@ class SurvivingHandle(NamedTuple):
     """The number of the request that opened it."""
     entry: int
     """The number of its entry in the mount's journal."""
-    is_viewed: bool = False
-    """Whether a view of the mount has it."""
+    view: int = 0
+    """The namespace whose view has it; 0: the mount itself."""
 
     @property
     def writable(self) -> bool:
@@ -55,58 +55,106 @@ class SurvivingHandle(NamedTuple):
         return self.flags & os.O_ACCMODE != os.O_RDONLY or bool(self.flags & os.O_TRUNC)
 
 
+class SurvivingFile:
+    """A data file with the handles that lead to it, by the mount and by its views."""
+
+    def __init__(self, ino: int, version: int) -> None:
+        self.ino = ino
+        self.version = version
+        self.handles: list[SurvivingHandle] = []
+        self.fd = -1
+        """-1: the data file is not here, or somebody has taken it."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether a handle may change it."""
+        return any(each.writable for each in self.handles)
+
+    def take(self) -> int:
+        """Returns the descriptor, which is the caller's from now on; -1: there is none."""
+        fd, self.fd = self.fd, -1
+        return fd
+
+    def join(self, other: "SurvivingFile") -> None:
+        """Takes over another, which is the same data file."""
+        self.handles += other.handles
+        if self.fd < 0:
+            self.fd = other.take()
+        other.close()
+
+    def close(self) -> None:
+        """Closes the data file, if it is open here."""
+        if self.fd >= 0:
+            os.close(self.take())
+
+
 class Survivors:
-    """The handles of one mount, whose daemon is another from now on."""
+    """The handles of one mount and its views, whose daemon is another from now on."""
 
     def __init__(self, handles: Iterable[SurvivingHandle], noted: Collection[int]) -> None:
         """`noted`: inodes that requests under way when the daemon ended were about."""
-        self.by_number: Final[dict[int, list[SurvivingHandle]]] = {}
-        """The handles of each of the kernel's inodes."""
+        by_inode: dict[tuple[int, int], SurvivingFile] = {}
         for each in handles:
-            self.by_number.setdefault(each.number, []).append(each)
-        self.alive: Final = frozenset((*(of[0].ino for of in self.by_number.values()), *noted))
+            found = by_inode.setdefault(
+                (each.view, each.number), SurvivingFile(each.ino, each.version)
+            )
+            found.handles.append(each)
+        self.files = list(by_inode.values())
+        """One for each inode of each kernel, until they are held: then for each data file."""
+        self.alive: Final = frozenset((*(each.ino for each in self.files), *noted))
         """The inodes that a start leaves as they are, though they were never closed or have no
         name."""
-        self.descriptors: Final[dict[int, int]] = {}
-        """The data files that are here, by the kernel's inode."""
+
+    def numbers(self, view: int = 0) -> set[int]:
+        """Returns the numbers of the inodes that the kernel has open by the mount, or by the view
+        of a namespace."""
+        handles = (each for file in self.files for each in file.handles)
+        return {each.number for each in handles if each.view == view}
+
+    def requests(self) -> dict[int, int]:
+        """Returns the number of the request that opened each handle."""
+        return {each.fh: each.request for file in self.files for each in file.handles}
 
     def hold_drafts(self, files: DataFiles) -> None:
         """Opens the data files that have no name yet."""
-        for number, handles in self.by_number.items():
-            if any(each.writable for each in handles):
+        for each in self.files:
+            if each.writable:
                 with contextlib.suppress(OSError):
-                    fd = files.open_draft(handles[0].ino, handles[0].version)
-                    self.descriptors[number] = fd
+                    each.fd = files.open_draft(each.ino, each.version)
 
     async def hold(self, engine: Engine, files: DataFiles, holders: Holders) -> None:
         """Opens the data files, and counts their handles. Raises Unavailable."""
-        for number, handles in self.by_number.items():
-            ino, writable = handles[0].ino, any(each.writable for each in handles)
-            if number not in self.descriptors:
-                access = os.O_RDWR if writable else os.O_RDONLY
-                version = await engine.read(lambda t, of=handles: _version(t, files, of[0]))  # type: ignore[misc]
-                self.by_number[number] = [each._replace(version=version) for each in handles]
+        held: dict[tuple[int, int], SurvivingFile] = {}
+        for each in self.files:
+            if each.fd < 0:
+                each.version = await engine.read(lambda t, of=each: _version(t, files, of))  # type: ignore[misc]
+            same = held.setdefault((each.ino, each.version), each)
+            if same is not each:  # two kernels have it open
+                same.join(each)
+        self.files = list(held.values())
+        for each in self.files:
+            if each.fd < 0:
+                access = os.O_RDWR if each.writable else os.O_RDONLY
                 try:
-                    self.descriptors[number] = files.open(ino, version, access)
+                    each.fd = files.open(each.ino, each.version, access)
                 except OSError as error:
-                    log.info("inode %x was open, and its data file is not here: %s", ino, error)
-            for _ in handles:
-                holders.opened(ino)
-            if writable and number in self.descriptors:
-                holders.writing(ino, self.descriptors[number])
+                    log.info("inode %x was open, its data file is not here: %s", each.ino, error)
+            for _ in each.handles:
+                holders.opened(each.ino)
+            if each.writable and each.fd >= 0:
+                holders.writing(each.ino, each.fd)
 
     def close(self) -> None:
         """Closes the data files that no mount has taken."""
-        for fd in self.descriptors.values():
+        for each in self.files:
             with contextlib.suppress(OSError):
-                os.close(fd)
-        self.descriptors.clear()
+                each.close()
 
 
-def _version(t: Transaction, files: DataFiles, handle: SurvivingHandle) -> int:
-    """Returns the version under which the data file of a handle is found."""
-    if t.node and not files.has(handle.ino, handle.version):
-        (inode,) = read_inodes(t, [handle.ino])
+def _version(t: Transaction, files: DataFiles, file: SurvivingFile) -> int:
+    """Returns the version under which a data file is found."""
+    if t.node and not files.has(file.ino, file.version):
+        (inode,) = read_inodes(t, [file.ino])
         if inode is not None and is_version_of(inode.version, unpack_node(t.node)):
             return inode.version
-    return handle.version
+    return file.version

@@ -66,17 +66,18 @@ class BackingRegistry:
         """Notes that a handle is about to be a view's kernel's."""
 
     def backings_of_view(self, _namespace: int) -> dict[int, int]:
-        """Returns the ids by inode of what a view's kernel has of an earlier daemon."""
+        """Returns the ids, by number of the kernel's inode, of what a view's kernel has of an
+        earlier daemon."""
         return {}
 
     def again(self, handle: Handle) -> tuple[int, int]:
         """Returns what `flags` did for a handle that the kernel has already."""
         return self.flags(handle)
 
-    def view_registers(self, ino: int, backing_id: int) -> None:
+    def view_registers(self, number: int, backing_id: int) -> None:
         """Notes that a view's kernel has a backing file."""
 
-    def view_withdraws(self, ino: int, backing_id: int) -> None:
+    def view_withdraws(self, number: int, backing_id: int) -> None:
         """Notes that it has it no more."""
 
     def renamed(self, file: OpenFile) -> None:

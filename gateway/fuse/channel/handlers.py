@@ -386,6 +386,7 @@ class Handlers:
         handle = await self._ops.open(r.nodeid, flags, r.uid, r.pid, self._opener(r))
         if fuse_flags & protocol.OPEN_KILL_SUIDGID:
             await self._ops.attributes.setattr(r.nodeid, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
+        handle.number = r.number
         if handle.writable and handle.file.writers == 1:
             # Others may believe for long what its seal said.
             self._told(0, b"", r.nodeid)
@@ -398,7 +399,7 @@ class Handlers:
             r.nodeid, name, mode, flags, r.caller, is_kept=self.keeps_new
         )
         if self._coherence is not None and not handle.creating:
-            number = self.inodes.number(ino)
+            number = handle.number = self.inodes.number(ino)
             handle.replaced |= self.inodes.opens(r.pid, number, handle.file)
         self._told(r.nodeid, name)
         return self.entry(ino, inode) + self.opened(handle)

@@ -41,7 +41,8 @@ class JournaledRegistry(BackingRegistry):
         self._views_entries: dict[tuple[int, int], int] = {}
         """The journal's entry of each backing file of a view, by namespace and id."""
         self._views_backings: dict[int, dict[int, int]] = {}
-        """The registrations of an earlier daemon with views: by namespace, the ids by inode."""
+        """The registrations of an earlier daemon with views: by namespace, the ids by number of the
+        kernel's inode."""
 
     def flags(self, handle: Handle) -> tuple[int, int]:
         """Enters the handle, too: it is about to be the kernel's."""
@@ -65,20 +66,21 @@ class JournaledRegistry(BackingRegistry):
 
     def view_opens(self, handle: Handle) -> None:
         """Enters a handle that is about to be a view's kernel's."""
-        self._open(handle, handle.file.ino)
+        self._open(handle, handle.number)
 
-    def view_registers(self, ino: int, backing_id: int) -> None:
+    def view_registers(self, number: int, backing_id: int) -> None:
         """Enters a backing file of a view's kernel."""
-        entry = self._journal.registered(ino, backing_id | VIEWED)
-        self._views_entries[namespace_of(ino), backing_id] = entry
+        entry = self._journal.registered(number, backing_id | VIEWED)
+        self._views_entries[namespace_of(number), backing_id] = entry
 
     def backings_of_view(self, namespace: int) -> dict[int, int]:
-        """Returns the ids by inode of what a view's kernel has of an earlier daemon."""
+        """Returns the ids, by number of the kernel's inode, of what a view's kernel has of an
+        earlier daemon."""
         return self._views_backings.get(namespace, {})
 
-    def view_withdraws(self, ino: int, backing_id: int) -> None:
+    def view_withdraws(self, number: int, backing_id: int) -> None:
         """Removes it."""
-        entry = self._views_entries.pop((namespace_of(ino), backing_id), -1)
+        entry = self._views_entries.pop((namespace_of(number), backing_id), -1)
         if entry >= 0:
             self._journal.withdrawn(entry)
 

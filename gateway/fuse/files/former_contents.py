@@ -65,6 +65,8 @@ class FormerContents:
         descriptor. Raises Stale if the name is to be looked up."""
         table = self._table
         is_beside = former.ino in table.files
+        if self._keeps(former, opener) and not writable:
+            return
         outdated = opener.outdated()
         if outdated is Outdated.TAKE and not writable:
             return
@@ -78,6 +80,11 @@ class FormerContents:
             former.is_former = False
             table.files[former.ino] = former
         await table.in_use(former, self._renewing.renew)
+
+    def _keeps(self, file: OpenFile, opener: InodeOpener) -> bool:
+        """Returns whether a view's kernel, which has a content open, goes on with it: programs on
+        the mount have opened it too, and read what they opened."""
+        return opener.kernel is not self._table.kernels[0] and file.handles > file.viewed
 
     async def renewed(self, file: OpenFile, opener: InodeOpener | None) -> OpenFile | None:
         """Returns the open file with the content that other nodes have published since; None if it
@@ -96,6 +103,8 @@ class FormerContents:
         if opener is None or not opener.holds(file):
             if self._part(file):
                 return None
+        elif self._keeps(file, opener):
+            return file
         elif table.kernels and (outdated := opener.outdated()) is not Outdated.RENEW:
             if outdated is Outdated.LOOK_UP:
                 raise Stale(FORMER)

@@ -17,7 +17,7 @@ Invariants
 """
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gateway.fuse.files.open_file import OpenFile
@@ -106,8 +106,10 @@ class KernelInodes:
             del self._present[ino]
 
     def forget(self, ino: int) -> None:
-        """Notes that the kernel knows nothing of the file any more."""
-        self._present.pop(ino, None)
+        """Notes that the kernel has given back all look-ups of the file that this daemon counted:
+        it knows nothing of it any more, except what it has open of an earlier daemon."""
+        if self.content(ino) is None:
+            self._present.pop(ino, None)
         self._outdated.discard(ino)
         if self._sure is not None:
             self._sure.discard(ino)
@@ -120,16 +122,20 @@ class KernelInodes:
                     return number
         return self.number(file.ino)
 
-    def go_on(self, contents: Iterable[tuple[int, OpenFile]]) -> None:
+    def go_on(self, contents: Mapping[int, OpenFile]) -> None:
         """Goes on with a kernel that has these contents open, by these numbers, of an earlier
         daemon. What it has of other numbers may be of contents that were replaced since."""
-        self._sure = set()
-        for number, file in contents:
-            self._sure.add(number)
-            if file.is_former:
+        self._sure = set(contents)
+        present: dict[int, int] = {}
+        for number in sorted(contents):  # a file's own number comes first
+            file = contents[number]
+            if file.is_former or present.setdefault(file.ino, number) != number:
                 self._bind(number, file)
             elif number != file.ino:
                 self._present[file.ino] = number
+        for number, file in contents.items():
+            if file.is_former and number == self.number(file.ino):  # another kernel has the newest
+                self._present[file.ino] = next(self._free(file.ino), number)
 
     def content(self, number: int) -> OpenFile | None:
         """Returns the content that is open by this inode if that is not the present one."""

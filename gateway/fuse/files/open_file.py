@@ -147,6 +147,7 @@ class Handle:
         "file",
         "flags",
         "maps",
+        "number",
         "overwrites",
         "readahead",
         "replaced",
@@ -158,6 +159,8 @@ class Handle:
         self.file = file
         self.flags = flags
         self.writable = writable
+        self.number = file.ino
+        """The number of the view's inode by which it was opened."""
         self.appends = False
         """Whether it has the file's append lease."""
         self.creating = False

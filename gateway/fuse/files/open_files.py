@@ -441,6 +441,9 @@ class OpenFiles:
             if not file.handles and not file.users:
                 self._note_atime(file)
                 self._table.close_unused(file)
+            elif file.handles and file.backing_id and file.handles == file.viewed:
+                # The mount's kernel may know the next content by the same number.
+                self._registrations.closed(file)
         return 0 if file.handles or file.users else file.ino
 
     def release_now(self, fh: int, *, only_read: bool) -> bool:

@@ -17,7 +17,7 @@ from gateway.fuse.files.open_files import OpenFiles
 from kvfs.base.errors import KvfsError, TooManyOpenFiles
 from kvfs.meta.records import Flag, Inode
 from kvfs.node import Node
-from kvfs.node.survivors import SurvivingHandle, Survivors
+from kvfs.node.survivors import SurvivingFile, SurvivingHandle, Survivors
 from kvfs.tree import inodes
 
 log = logging.getLogger(__name__)
@@ -63,47 +63,39 @@ class JournaledOpenFiles(OpenFiles):
         already. `backings`: ids of their registrations, by number of the kernel's inode. Returns
         their handles, with those that views have, and the journal's entries of those that no mount
         can have any more."""
-        of_number = survivors.by_number
-        inos = [handles[0].ino for handles in of_number.values()]
+        inos = [each.ino for each in survivors.files]
         records = await self._volume.engine.read(lambda t: inodes.read_inodes(t, inos))
-        newest = {each[0].ino: number for number, each in sorted(of_number.items(), key=_version)}
-        contents: list[tuple[int, OpenFile]] = []
+        newest: dict[int, int] = {}
+        for each in survivors.files:
+            newest[each.ino] = max(newest.get(each.ino, 0), each.version)
+        contents: dict[int, OpenFile] = {}
         restored: list[Handle] = []
         lost: list[int] = []
-        for (number, handles), record in zip(of_number.items(), records, strict=True):
-            ino = handles[0].ino
-            is_former = newest[ino] != number
-            file = await self._file(number, handles, record, survivors, is_former=is_former)
+        for found, record in zip(survivors.files, records, strict=True):
+            is_former = newest[found.ino] != found.version
+            file = await self._file(found, record, is_former=is_former)
             if file is None or record is None:
-                lost.extend(each.entry for each in handles)
-                for _ in handles:
-                    self._volume.holders.released(ino)
+                lost.extend(each.entry for each in found.handles)
+                for _ in found.handles:
+                    self._volume.holders.released(found.ino)
                 continue
-            file.backing_id = backings.get(number, 0)
-            made = self._taken(file, handles, record)
-            contents.append((number, file))
+            own = {each.number for each in found.handles if not each.view}
+            file.backing_id = next((backings[number] for number in own if number in backings), 0)
+            contents |= dict.fromkeys(own, file)
+            restored += self._taken(file, found.handles, record)
             if not record.nlink:
-                self.orphans.held[ino] = record.version
-            restored += made
+                self.orphans.held[found.ino] = record.version
         self.kernels[0].go_on(contents)
-        await self._transfers.outdated.drop(
-            [(file.ino, file.version) for _, file in contents if file.is_former]
-        )
+        formers = {handle.file for handle in restored if handle.file.is_former}
+        await self._transfers.outdated.drop([(file.ino, file.version) for file in formers])
         return restored, lost
 
     async def _file(
-        self,
-        number: int,
-        handles: list[SurvivingHandle],
-        record: Inode | None,
-        survivors: Survivors,
-        *,
-        is_former: bool,
+        self, found: SurvivingFile, record: Inode | None, *, is_former: bool
     ) -> OpenFile | None:
-        """Returns the open file of one of the kernel's inodes; None: nobody can say whose it is, or
-        its data are nowhere any more. Its programs may read and write on by passthrough."""
-        ino, version, fd = handles[0].ino, handles[0].version, survivors.descriptors.pop(number, -1)
-        writable = any(each.writable for each in handles)
+        """Returns an open file; None: nobody can say whose it is, or its data are nowhere any more.
+        Its programs may read and write on by passthrough."""
+        ino, version, fd, writable = found.ino, found.version, found.take(), found.writable
         if record is None or fd < 0:
             if fd >= 0:
                 os.close(fd)
@@ -154,8 +146,9 @@ def _restored(
     made = []
     for each in handles:
         handle = Handle(each.fh, file, each.flags, each.writable)
+        handle.number = each.number
         file.handles += 1
-        file.viewed += each.is_viewed
+        file.viewed += each.view > 0
         if each.writable:
             file.writers += 1
             file.overwriters += handle.overwrites
@@ -175,7 +168,3 @@ def _restored(
 def _owner_of(handles: list[SurvivingHandle]) -> int | None:
     """Returns the user among whose open files it counts."""
     return next((each.owner for each in handles if each.owner is not None), None)
-
-
-def _version(found: tuple[int, list[SurvivingHandle]]) -> int:
-    return found[1][0].version

@@ -15,10 +15,10 @@ however many kernels' inodes lead there (`sibling_kernels`).
 
 import errno
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
@@ -27,19 +27,19 @@ from gateway.fuse.channel import mode_probe, relay_payload
 from gateway.fuse.channel.backing_registry import BackingRegistry
 from gateway.fuse.channel.dispatch import FastPath
 from gateway.fuse.channel.handlers import Handlers, KernelRequest
-from gateway.fuse.channel.resent_requests import Became, ResentRequests
+from gateway.fuse.channel.resent_requests import ResentRequests
 from gateway.fuse.codec import protocol
 from gateway.fuse.codec.protocol import IN_HEADER, Op
 from gateway.fuse.files.kernel_inodes import KernelInodes
-from gateway.fuse.files.open_file import Handle
 from gateway.fuse.notify.invalidation import KernelNotifier, unlinked
 from gateway.fuse.notify.sibling_kernels import Neighbours
 from gateway.fuse.operations import Operations
-from gateway.fuse.views.kept_views import KeptItem, KeptView, KeptViews, ViewKeeper, views_of
+from gateway.fuse.views.gone_on import GoneOn
+from gateway.fuse.views.kept_views import KeptView, KeptViews, views_of
 from gateway.fuse.views.stable_listing import StableListings
 from gateway.fuse.views.view_backing import ViewBacking
 from gateway.fuse.views.view_locks import ViewLocks
-from gateway.holder.mount_journal import VIEWED
+from gateway.holder.mount_journal import mark_of
 from kvfs.base import detach
 from kvfs.base.errors import Busy, KvfsError, NotFound, Stale, Unavailable
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
@@ -264,17 +264,6 @@ class _View:
         self.device = -1
 
 
-class GoneOn(NamedTuple):
-    """The remains of an earlier daemon's views."""
-
-    keeper: ViewKeeper
-    items: Mapping[str, KeptItem]
-    handles: Sequence[tuple[int, Handle]]
-    """The handles that views' kernels have, with the numbers of their requests."""
-    notes: Mapping[int, Became]
-    """The fates of views' requests that were noted, by request."""
-
-
 class MountViews:
     """The views of a node's mount."""
 
@@ -420,7 +409,7 @@ async def _serve(
     handlers.beside = neighbour
     mounts = operations.node.mounts
     if views.backing.journal is not None:
-        path.keep_journal(views.backing.journal, VIEWED)
+        path.keep_journal(views.backing.journal, mark_of(namespace))
     resent = _resent(views, namespace, backing, handlers) if before is not None else None
     try:
         if before is not None:
@@ -431,7 +420,8 @@ async def _serve(
             lambda t: operations.introductions.meet(root, tree.read_inode(t, root))
         )
         if before is not None and resent is not None:
-            path.go_on(before.init, resent)
+            is_shared = operations.coherence is not None  # others may have changed what is open
+            path.go_on(before.init, resent, backing.numbers() if is_shared else ())
         with mounts.listening(forgetting.changed, forgetting.replaced):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_gone, path, nursery.cancel_scope)
@@ -444,6 +434,7 @@ async def _serve(
     finally:
         neighbour.leave()
         kernels.remove(inodes)
+        locks.close()
         with trio.CancelScope(shield=True):
             if not operations.node.is_handed_over:
                 await trio.to_thread.run_sync(dev.detach, directory)
@@ -461,13 +452,10 @@ def _resent(
     again."""
     gone_on = views.gone_on
     assert gone_on is not None, "it left the view"
-    handles = [each for each in gone_on.handles if namespace_of(each[1].file.ino) == namespace]
+    handles = gone_on.handles_of(namespace)
     backing.go_on([each for _, each in handles], views.backing.backings_of_view(namespace))
-    notes = {
-        request: note
-        for request, note in gone_on.notes.items()
-        if namespace_of(note.ino) == namespace
-    }
+    handlers.inodes.go_on({each.number: each.file for _, each in handles})
+    notes = gone_on.notes_of(namespace)
     return ResentRequests(views.operations, handlers, backing, handles, notes)
 
 

@@ -71,9 +71,10 @@ class Load(threading.Thread):
     """A client that makes, changes, reads and removes files, each call once: one that was done
     twice or not at all is an error, as is any that fails."""
 
-    def __init__(self, door: Door, name: str) -> None:
+    def __init__(self, door: Door, name: str, namespace: str) -> None:
         super().__init__(name=name)
-        self.directory = door.node.mount / "shared" / name
+        self.namespace = namespace
+        self.directory = door.node.mount / namespace / name
         self.directory.mkdir()
         self.directory.chmod(0o777)
         self.turns = 0
@@ -118,7 +119,8 @@ class Load3(Load):
     def _connect(self, door: Door, mounting: Connection) -> None:
         del mounting
         self._client = Client3(self._connection)
-        self._at = self._client.lookup(door.mounts().mount("/shared").handle, self.name).handle
+        root = door.mounts().mount(f"/{self.namespace}").handle
+        self._at = self._client.lookup(root, self.name).handle
         self._kept = self._client.create(self._at, "kept", guarded=True).handle
 
     def turn(self, name: str) -> None:
@@ -149,7 +151,7 @@ class Load4(Load):
         del mounting
         self._door = door
         self._client = self._client_of()
-        self._at = self._client.walk(f"shared/{self.name}")
+        self._at = self._client.walk(f"{self.namespace}/{self.name}")
         self._owner = Owner()
         made = self._client.open(self._at, "kept", self._owner, creation=Guarded())
         self._locked = self._client.lock(made, Owner(), offset=0, length=1 << 20)
@@ -183,8 +185,8 @@ class Load41(Load4):
 
 
 @contextlib.contextmanager
-def loaded(door: Door, name: str) -> Iterator[list[Load]]:
-    loads = [kind(door, f"{name}-{kind.__name__}") for kind in (Load3, Load40, Load41)]
+def loaded(door: Door, name: str, namespace: str = "shared") -> Iterator[list[Load]]:
+    loads = [kind(door, f"{name}-{kind.__name__}", namespace) for kind in (Load3, Load40, Load41)]
     for each in loads:
         each.start()
     try:

@@ -189,3 +189,41 @@ def test_there_is_an_end_to_them(kernel: Kernel) -> None:
         inodes.part(kernel.opened[-1])
     assert len(inodes.numbers(_INO)) == 129
     assert not KernelInodes(lambda _: True).can_part(kernel.open(1 << 40))
+
+
+def test_a_kernel_that_goes_on_has_each_content_by_the_number_by_which_it_opened_it(
+    kernel: Kernel,
+) -> None:
+    """Another kernel of the node has the newest open, so that it is no present one here."""
+    former = kernel.open()
+    kernel.inodes.part(former)
+    former.is_former = True
+    newer = kernel.open()
+    number = kernel.inodes.number(_INO)
+
+    kernel.inodes = KernelInodes(lambda file: file in kernel.opened)
+    kernel.inodes.go_on({_INO: former, number: newer})
+    assert kernel.inodes.numbers(_INO) == [number, _INO]
+    assert kernel.inodes.content(_INO) is former
+    assert kernel.inodes.number_of(newer) == number
+
+    kernel.inodes = KernelInodes(lambda file: file in kernel.opened)
+    kernel.inodes.go_on({_INO: former})
+    assert kernel.inodes.number(_INO) != _INO
+    kernel.open()
+    with pytest.raises(Stale):
+        kernel.inodes.opens(_THREAD, _INO, newer)
+
+
+def test_look_ups_that_nobody_counted_end_no_number_while_a_former_content_is_open(
+    kernel: Kernel,
+) -> None:
+    former = kernel.open()
+    kernel.inodes.part(former)
+    former.is_former = True
+    number = kernel.inodes.number(_INO)
+    kernel.inodes.forget(_INO)
+    assert kernel.inodes.number(_INO) == number
+    kernel.opened.remove(former)
+    kernel.inodes.forget(_INO)
+    assert kernel.inodes.number(_INO) == _INO

@@ -14,6 +14,9 @@ from gateway.holder.mount_journal import (
     JournaledNote,
     MountJournal,
     State,
+    is_of,
+    mark_of,
+    unmarked,
 )
 from gateway.node_start import HAND_OVER, TAKE_OVER, Successor
 from kvfs.base.config import Config
@@ -162,3 +165,17 @@ def test_the_next_daemon_has_the_arguments_of_this_one() -> None:
     words = ("up", "--daemon", "--store", "s", "--replace", TAKE_OVER, HAND_OVER)
     command = Successor(words, "/somewhere").command()
     assert command[-5:] == ["up", "--daemon", "--store", "s", TAKE_OVER]
+
+
+def test_requests_of_two_views_with_one_number_have_notes_of_their_own() -> None:
+    journal = MountJournal.made()
+    for view in (3, 4):
+        asking.set(40 | mark_of(view))
+        journal.note(1000 + view)
+    found = _inos(journal)
+    assert sorted(found.values()) == [1003, 1004]
+    assert [unmarked(each) for each in found] == [40, 40]
+    assert [is_of(each | AGAIN, 3) for each in found] == [True, False]
+    assert not any(is_of(each, 0) for each in (40, 40 | AGAIN))
+    journal.answered(40 | AGAIN | mark_of(3))
+    assert list(_inos(journal).values()) == [1004]
