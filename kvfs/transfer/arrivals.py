@@ -13,7 +13,8 @@ has its checksums and its space on disk from step 3 on.
 Invariants
 - What has the name of a data file was verified against the record, where the record had a checksum.
 - A data file that came stays until the record says so: others may count on it by then. One that
-  went all the same is not recorded: the transaction that would looks whether it is there.
+  went all the same is not recorded: the transaction that would looks whether it is there. While a
+  data file of the same number is dropped, which may be one of a former version, that waits.
 - None gets its name while a former one of that name is dropped (`Holders.dropping`).
 """
 
@@ -133,16 +134,21 @@ class Arrivals:
         # One that others replaced meanwhile is gone, and stays so in the index.
         settled = [each for each in settled if self._is_here(each)]
         self._index.store(Sealed(*each[:2], taken[each[:2]], each.blocks) for each in settled)
+        waiting = {name for name in names if self._holders.is_dropping(name[0])}
 
         def hold(t: Transaction, settled: list[_Settled]) -> list[Name]:
+            waiting.update(each[:2] for each in settled if self._holders.is_dropping(each.ino))
             return _hold(t, [each for each in settled if self._is_here(each)])
 
         outdated = await transact_each(self._engine, settled, _inode_of, hold)
         for name, sums in taken.items():
-            if self._unheld[name] is sums:  # else it went meanwhile, and has come again
+            if name not in waiting and self._unheld[name] is sums:
+                # Else it went meanwhile, and has come again.
                 del self._unheld[name]
                 self._holders.recorded(name[0])
         await self._drop(outdated)
+        for ino, _ in waiting:
+            await self._holders.until_dropped(ino)
 
     def _is_here(self, settled: _Settled) -> bool:
         """Returns whether it is there still, and nobody is about to unlink it."""

@@ -6,6 +6,7 @@ would for a reader, and records that it has it. The asking node checks that reco
 Invariants
 - A copy counts once its node has recorded it: then its data are verified, and on that node's disk.
 - A node takes no more than 64 files at once; a request for one more goes elsewhere.
+- One that is asked to take content which others have replaced says so at once (Conflict).
 - The asking node waits no longer than the file may take at 1 MiB per second, and a minute.
 """
 
@@ -16,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 import trio
 
 from kvfs.base.background import Background
-from kvfs.base.errors import Busy, Invalid, KvfsError, NotFound, Stale, Unavailable
+from kvfs.base.errors import Busy, Conflict, Invalid, KvfsError, NotFound, Stale, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Namespace, namespace_of
@@ -24,6 +25,7 @@ from kvfs.policy import placement, rendezvous
 from kvfs.policy.cluster_snapshot import ClusterSnapshot
 from kvfs.tree.copies import replica_counts
 from kvfs.tree.copies.replica_counts import HeldFile
+from kvfs.tree.inodes import read_inode
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -111,7 +113,8 @@ class Copies:
         self._catch_up = catch_up
         self._doubts: dict[int, float] = {}
         """Times (trio.current_time) until which a node is the last to be asked."""
-        self._takings: dict[int, _Taking] = {}
+        self._takings: dict[tuple[int, int], _Taking] = {}
+        """The files that are taken, by number and version."""
         self._tasks = Background()
         self.counters = {"copies_made": 0, "copies_refused": 0, "copies_taken": 0}
 
@@ -254,14 +257,14 @@ class Copies:
             raise Invalid(
                 "a file to take is an inode number, a version, and whether it is hot"
             ) from None
-        taking = self._takings.get(ino)
+        taking = self._takings.get((ino, version))
         if taking is None:
             taking = self._begin(ino, version, hot)
         with trio.move_on_after(_ANSWER_S):
             await taking.done.wait()
         if not taking.done.is_set():
             return False
-        self._takings.pop(ino, None)
+        self._takings.pop((ino, version), None)
         if taking.error is not None:
             raise taking.error
         return True
@@ -273,13 +276,13 @@ class Copies:
             del self._takings[done]  # nobody came back to ask
         if len(self._takings) >= _MOST:
             raise Busy("the node takes as many files as it can at a time")
-        taking = self._takings[ino] = _Taking()
+        taking = self._takings[ino, version] = _Taking()
         self._tasks.begin(self._take, taking, ino, version, hot)
         return taking
 
     async def _take(self, taking: _Taking, ino: int, version: int, hot: bool) -> None:
         try:
-            await self._bring(ino)
+            await self._bring(ino, version)
             self.brings.record_now()
             await self._recorded(ino, version)
             self.counters["copies_taken"] += 1
@@ -292,18 +295,31 @@ class Copies:
         finally:
             taking.done.set()
 
-    async def _bring(self, ino: int) -> None:
+    async def _bring(self, ino: int, version: int) -> None:
         try:
-            await self.brings.bring(ino)
-        except (NotFound, Stale):  # made a moment ago: not heard of yet
+            is_known = await self._is_at(ino, version)
+        except (NotFound, Stale):
+            is_known = False
+        if not is_known:  # published a moment ago: not heard of yet
             await self._catch_up(namespace_of(ino))
-            await self.brings.bring(ino)
+        await self.brings.bring(ino)
 
     async def _recorded(self, ino: int, version: int) -> None:
         with trio.move_on_after(_RECORDED_S):
             while self.me not in await self.engine.read(
                 lambda t: replica_counts.whole_holders(t, ino, version)
             ):
+                await self._is_at(ino, version)
                 await trio.sleep(_LOOK_S)
             return
         raise Unavailable("the copy could not be recorded")
+
+    async def _is_at(self, ino: int, version: int) -> bool:
+        """Returns whether the file is known to have come to a version. Raises Conflict if it has a
+        later one, Stale if it is gone, or has no name any more."""
+        inode = await self.engine.read(lambda t: read_inode(t, ino))
+        if inode.version > version:
+            raise Conflict("others have replaced the content that was to be taken")
+        if not inode.nlink:
+            raise Stale("others have removed the file that was to be taken")
+        return inode.version == version

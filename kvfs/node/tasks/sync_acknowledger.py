@@ -80,8 +80,11 @@ class Acknowledging:
         while file is not None and (missing := self._missing(file)):
             if len(await self._copies.make(file, missing)) >= missing:
                 return
-            await trio.sleep(_AGAIN_S)
+            before = file.inode.version
             file = await self._copies.look(file.ino)
+            if file is not None and file.inode.version == before:
+                await trio.sleep(_AGAIN_S)
+                file = await self._copies.look(file.ino)
 
     def _missing(self, file: HeldFile) -> int:
         verdict = replica_repair.judge(self._copies.snapshot(), file.ino, file.holders, file.wanted)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from kvfs.datastore import file_sync
 from kvfs.datastore.index import Sealed
@@ -18,7 +19,7 @@ from kvfs.tree import lifecycle
 from kvfs.tree.copies import held_names
 from kvfs.tree.inodes import read_inode
 from tests.cluster.waiting import until
-from tests.contract.bringers import Host, Site, on_nodes
+from tests.contract.bringers import Host, Site, on_nodes, publish
 from tests.contract.peers import content
 
 _DEADLINE_S = 60.0
@@ -99,6 +100,32 @@ def test_what_came_again_is_not_dropped_for_a_former_one(tmp_path: Path, by_evic
         entry = here.peer.index.get(ino)
         assert entry is not None
         assert entry.chunks
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_came_while_its_former_content_is_dropped_is_recorded(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(content(5_000), space=site.cache)
+        await here.transfers.bring(ino)
+        await site.held_by(ino, [1, 2])
+        data = content(6_000)
+        st = there.write_in_place(ino, 0, data)
+        there.files.add_version(ino, 0, 1)
+        there.engine.transact_now(lambda t: publish(t, ino, st, version=1))
+        assert site.holders(ino) == [2]
+        here.engine.commits = trio.Event()
+        await here.transfers.bring(ino)
+        await until(lambda: here.peer.index.has(ino, 1), "it is about to be recorded")
+        async with trio.open_nursery() as nursery:
+            with slow(here) as disk:
+                nursery.start_soon(here.transfers.outdated.drop, [(ino, 0)])
+                await until(disk.begun.is_set, "the former data file is about to be unlinked")
+                here.engine.commits.set()
+                await trio.testing.wait_all_tasks_blocked(0.1)
+        await site.held_by(ino, [1, 2])
+        assert here.read(ino) == data
 
     on_nodes(tmp_path, 2, test)
 

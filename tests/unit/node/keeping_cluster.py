@@ -22,6 +22,7 @@ from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.policy.eviction import headroom
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements, replica_counts
+from kvfs.tree.inodes import read_inode
 from tests.contract.memory_engine import MemoryEngine, MemoryTransaction
 
 T = TypeVar("T")
@@ -98,6 +99,11 @@ async def _no_blocks(
     raise AssertionError("no namespace here is kept by its nodes")
 
 
+def _look(t: Transaction, ino: int) -> tuple[Inode, list[int]]:
+    inode = read_inode(t, ino)
+    return inode, replica_counts.whole_holders(t, ino, inode.version)
+
+
 class KeptNode:
     """One node with its keepers."""
 
@@ -157,12 +163,13 @@ class KeptNode:
         await trio.sleep(self.fetch_s)
         if self.refuses is not None:
             raise self.refuses
-        [file] = await self.seat.read(lambda t: replica_counts.look(t, [ino]))
-        if not self.cluster.snapshot().alive(file.holders):
+        inode, holders = await self.seat.read(lambda t: _look(t, ino))
+        if not self.cluster.snapshot().alive(holders):
             raise Unavailable("nobody has it")
         self.brought.append(ino)
-        await self.seat.transact(lambda t: placements.hold(t, ino, file.inode.version))
-        self.has(ino, file.inode.size)
+        if inode.nlink:
+            await self.seat.transact(lambda t: placements.hold(t, ino, inode.version))
+        self.has(ino, inode.size)
 
     def record_now(self) -> None:
         """It is, when `bring` returns."""
@@ -263,8 +270,31 @@ class KeptCluster:
         self[node].keeper.published(ino)
         return ino
 
-    def holders(self, ino: int) -> set[int]:
-        return set(self.shared.read_now(lambda t: replica_counts.whole_holders(t, ino, 0)))
+    def rewrite(self, ino: int, version: int, node: int) -> None:
+        """A node closes new content of a file, which it has alone."""
+        size = self.sizes[ino]
+
+        def fn(t: Transaction) -> None:
+            lifecycle.publish(
+                *(t, ino),
+                size=size,
+                blocks=size // 512,
+                mtime_ns=version,
+                ctime_ns=version,
+                boot=0,
+                version=version,
+            )
+
+        self[node].seat.transact_now(fn)
+
+    def remove_name(self, namespace_id: int, name: str, node: int) -> None:
+        """A program of a node removes a file that is open on another one."""
+        self[node].seat.transact_now(
+            lambda t: tree.unlink(t, namespace_root(namespace_id), name.encode(), 1, lambda _: True)
+        )
+
+    def holders(self, ino: int, version: int = 0) -> set[int]:
+        return set(self.shared.read_now(lambda t: replica_counts.whole_holders(t, ino, version)))
 
     def living(self, ino: int) -> set[int]:
         """Its holders that are there."""

@@ -425,6 +425,28 @@ def test_a_close_beside_two_stopped_nodes_finds_the_third_and_later_ones_ask_it_
     run(main)
 
 
+@pytest.mark.parametrize("is_removed", [False, True], ids=["replaced", "removed"])
+def test_a_close_does_not_wait_for_copies_of_what_another_node_replaced(is_removed: bool) -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        sync = cluster.namespace("sync", replicas=1, acknowledge="sync")
+        async with cluster.running(), trio.open_nursery() as nursery:
+            ino = cluster.write(sync, "a")
+            nursery.start_soon(cluster[1].acknowledging.acknowledge, [ino])
+            await trio.sleep(cluster[2].fetch_s / 2)
+            if is_removed:
+                cluster.remove_name(sync, "a", node=2)
+            else:
+                cluster.rewrite(ino, version=2, node=2)
+            began = trio.current_time()
+            await cluster[2].acknowledging.acknowledge([ino])
+            nursery.start_soon(cluster[2].acknowledging.acknowledge, [ino])
+        assert trio.current_time() - began < 2, "by the clock of this world"
+        assert is_removed or cluster.holders(ino, version=2) == {1, 2}
+
+    run(main)
+
+
 def test_a_close_on_a_node_without_a_lease_promises_nothing() -> None:
     async def main() -> None:
         cluster = KeptCluster(3)
