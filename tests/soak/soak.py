@@ -46,7 +46,7 @@ _SAMPLE_S: Final = 5.0
 _LATE_S: Final = 2.0
 """A sample that comes later than this: the machine is too busy to tell what disturbs whom."""
 _BLOCKS_HELD: Final = 200
-_RESTS: Final = ("leaked_data", "stray_index_entry")
+RESTS: Final = ("leaked_data", "stray_index_entry")
 """What a fetch or a drop leaves that a stop, or another drop, came in between of: a node's sweep
 takes the one at its next start, its evictor the other."""
 _RESTS_OF_A_ROUND: Final = 5
@@ -221,7 +221,7 @@ class Soak:
         for host in self._cluster:
             found = kvfs("fsck", "--json", "--store", str(host.store), timeout_s=300)
             for problem in map(json.loads, found.stdout.splitlines()):
-                if problem.get("kind") in _RESTS:
+                if problem.get("kind") in RESTS:
                     self.result.rests[problem["kind"]] += 1
                 elif "kind" in problem:
                     self.result.complaints.append(f"fsck of node {host.number}: {problem}")

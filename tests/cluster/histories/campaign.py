@@ -173,9 +173,8 @@ class Campaign:
                 for turn in range(self._plan.operations):
                     if self._stop.is_set():
                         return
-                    before = len(self.history.events)
                     self._operate(host, front, draw, turn, values)
-                    if self._went_wrong(before, host):
+                    if self.history.went_wrong:
                         self._stop.wait(_PAUSE_S)
         except BaseException as error:
             self._errors.append(error)
@@ -195,11 +194,6 @@ class Campaign:
             yield made
         finally:
             made.close()
-
-    def _went_wrong(self, before: int, host: Host) -> bool:
-        """Whether the last operation failed, or nobody knows."""
-        new = [event for event in self.history.events[before:] if event.host == host.number]
-        return not new or not new[-1].is_known
 
     def _operate(
         self,

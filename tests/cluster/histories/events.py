@@ -126,6 +126,12 @@ class History:
     _under_way: dict[int, tuple[str, float]] = field(default_factory=dict)
     """What a thread has asked, and since when."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _last: threading.local = field(default_factory=threading.local)
+
+    @property
+    def went_wrong(self) -> bool:
+        """Whether the calling thread's last operation failed, or nobody knows."""
+        return bool(self._last.went_wrong)
 
     @contextmanager
     def asking(
@@ -134,6 +140,7 @@ class History:
         """The operation is done inside, by a front which says how it ended by what it raises."""
         answer, began = _Answer(value), time.monotonic()
         thread = threading.get_ident()
+        self._last.went_wrong = False
         self._under_way[thread] = (f"host {host} {front} {action} {name} {other}".strip(), began)
 
         def record(ended: float, *, is_refused: bool = False) -> None:
@@ -146,9 +153,11 @@ class History:
         except Refused:
             record(time.monotonic(), is_refused=True)
         except Unknown as error:
+            self._last.went_wrong = True
             record(math.inf)
             print(f"{time.monotonic():.4f} host {host} {front} {action} {name} {other}: {error}")
         except Failed as error:
+            self._last.went_wrong = True
             print(f"{time.monotonic():.4f} host {host} {front} {action} {name} {other}: {error}")
             with self._lock:
                 self.failures[str(error)] = self.failures.get(str(error), 0) + 1

@@ -16,12 +16,10 @@ import pytest
 from kvfs.base.version import CONTROL, PROTOCOL
 from tests.cluster.waiting import wait_until
 from tests.integration.conftest import start
+from tests.integration.earlier_program import FORMER, earlier_program
 from tests.integration.harness import ROOT, CannotStart, Node, best_mode, kvfs
 from tests.integration.several import Several, members, several
 
-_FORMER = "6f7655283ba92bd4f6ba275920776af4cf230d17"
-"""The last commit of the version before: its metadata had schema 1."""
-_PACKAGES = ("kvfs", "gateway", "s3api", "gds", "cli")
 _REFUSAL = "the metadata have schema 2, this KVFS reads 1: use the version that made it"
 _NAMES = 20
 _CHANGE = """\
@@ -73,13 +71,7 @@ with Client(sys.argv[1]) as client:
 @pytest.fixture(scope="module")
 def former(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """What stands before a command, so that it is of the version before."""
-    here = tmp_path_factory.mktemp("former")
-    git = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "archive", _FORMER, *_PACKAGES]
-    archive = subprocess.run(git, capture_output=True, check=False)
-    if archive.returncode:
-        pytest.skip(f"the version before is not in this checkout's history: {archive.stderr!r}")
-    subprocess.run(["tar", "-xC", str(here)], input=archive.stdout, check=True)
-    return ("env", f"PYTHONPATH={here}")
+    return earlier_program(FORMER, tmp_path_factory.mktemp("former"))
 
 
 @pytest.fixture
