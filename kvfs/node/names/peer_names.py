@@ -109,6 +109,7 @@ class PeerNames:
         self._jobs = jobs
         self._most_names = most_names
         self._differing = DifferingNames()
+        self._is_in_use, self._forget = holders.in_use, forget
         self._sets: NameSets | None = None
         self._nursery: trio.Nursery | None = None
         self._telling = Persistence(log.warning, "other nodes are not told what changed here")
@@ -187,7 +188,8 @@ class PeerNames:
         comes before `run`. See `BlockCopies`."""
         self.siblings = BlockCopies(
             *(self._engine, self._member, self._call, files, is_changed, lambda: self._sets),
-            *(self._stones, self.finder.fade, self._differing, brings, touch, self._paths),
+            *(self._stones, self.finder.fade, self._differing, self._is_in_use, self._forget),
+            *(brings, touch, self._paths),
             bytes_per_s,
         )
         return self.siblings

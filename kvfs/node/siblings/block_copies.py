@@ -26,6 +26,7 @@ from kvfs.node.siblings.living_nodes import LivingNodes
 from kvfs.node.siblings.peer_spares import PeerSpares
 from kvfs.node.siblings.sibling_keeper import Claims, SiblingKeeper
 from kvfs.node.siblings.sibling_news import SiblingTelling
+from kvfs.tree.changes import Change
 from kvfs.tree.copies import placements
 
 _INODE: Final = keys.INODE[0]
@@ -67,6 +68,8 @@ class BlockCopies:
         stones: Tombstones,
         fade: Callable[[Sequence[int]], None],
         differing: DifferingNames,
+        is_in_use: Callable[[int], bool],
+        forget: Callable[[Sequence[Change]], Awaitable[None]],
         brings: CopyBrings,
         touch: Callable[[int], None],
         paths: DirectoryPaths,
@@ -74,7 +77,9 @@ class BlockCopies:
     ) -> None:
         """`names`: None while there is no such namespace. `stones`: the removals that are known.
         `fade` has records forgotten whose data did not come. `touch` notes that a file was used.
-        `is_changed`: whether a file is open here, with other content than was published."""
+        `is_changed`: whether a file is open here, with other content than was published.
+        `is_in_use`: whether it is open, or came just now. `forget` makes mounts forget names, and
+        drops their files."""
         self._engine = engine
         self._me = member.node
         self._packed = keys.pack_node(member.node)
@@ -114,7 +119,7 @@ class BlockCopies:
             bytes_per_s,
         )
         self.give: Final = BlockGiving(engine, member.node, nodes, self._offers).give
-        self._taker = CopyTaker(engine, brings, stones, fade, differing)
+        self._taker = CopyTaker(*(engine, brings, stones, fade, differing), is_in_use, forget)
         self.spares: Final = PeerSpares(
             *(engine, member.node, claims, contents, call, differing, is_whole, touch, paths)
         )

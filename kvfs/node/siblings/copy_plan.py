@@ -19,7 +19,7 @@ _GROUP_BITS: Final = 6
 class LackingBlock:
     """A block that may lack copies, and what is known of nodes for it."""
 
-    __slots__ = ("block", "claimed", "have", "made", "refused")
+    __slots__ = ("block", "claimed", "have", "made", "others", "refused")
 
     def __init__(self, block: HeldBlock, me: int, claimed: Sequence[int]) -> None:
         self.block = block
@@ -28,6 +28,8 @@ class LackingBlock:
         """Nodes that are said to hold the name."""
         self.made: list[int] = []
         self.refused: set[int] = set()
+        self.others: set[int] = set()
+        """Nodes that have other content under the block's name, and keep that."""
 
 
 def group_of(ino: int) -> int:
@@ -40,6 +42,23 @@ def missing(snapshot: ClusterSnapshot, lacking: LackingBlock) -> int:
     block = lacking.block
     verdict = replica_repair.judge(snapshot, group_of(block.ino), lacking.have, block.wanted)
     return block.wanted - 1 if verdict.actor is None else verdict.missing
+
+
+def is_hopeless(snapshot: ClusterSnapshot, lacking: LackingBlock) -> bool:
+    """Returns whether a block lacks copies only because nodes keep other content under its name:
+    there is no further node that it could go to, now or later."""
+    if not lacking.others:
+        return False
+    further = placement.choose(
+        snapshot,
+        group_of(lacking.block.ino),
+        lacking.block.inode.size,
+        1,
+        holders=lacking.have,
+        media=lacking.block.namespace.media,
+        without={*lacking.have, *lacking.others},
+    )
+    return not further
 
 
 def plan(

@@ -4,8 +4,11 @@
 |---|---|---|
 | nothing, or what was taken over | - | it is taken over, and its data are brought |
 | the same file, or another one | yes | it counts as a copy |
-| another one | no | both stay, each with its holder; counted, and told |
+| former content of the same file | no | goes, if nobody has it open; then as above |
+| another one | no | both stay, each with its holder; counted, and told, once both are sealed |
 | a removal that is later | - | refused |
+
+Former content that was written here goes only where a close is to replace it: that is the last one.
 
 Invariants
 - A copy counts once it is recorded here: then its data are verified, and on the disk.
@@ -14,7 +17,8 @@ Invariants
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 import trio
@@ -28,8 +32,11 @@ from kvfs.meta.records import Flag, Inode, unpack_inode
 from kvfs.node.names.tombstones import Tombstones
 from kvfs.node.siblings.copy_protocol import CopyOffer, CopyOutcome, parse_offers
 from kvfs.node.siblings.differing_names import DifferingNames
+from kvfs.tree import lifecycle
+from kvfs.tree.changes import Change
 from kvfs.tree.copies import held_names, siblings
 from kvfs.tree.inodes import read_inodes
+from kvfs.vfs.content_versions import is_version_of
 
 log = logging.getLogger(__name__)
 _ANSWER_S: Final = 2.0
@@ -71,13 +78,18 @@ class CopyTaker:
         stones: Tombstones,
         fade: Callable[[Sequence[int]], None],
         differing: DifferingNames,
+        is_in_use: Callable[[int], bool],
+        forget: Callable[[Sequence[Change]], Awaitable[None]],
     ) -> None:
-        """`fade` has records forgotten whose data did not come."""
+        """`fade` has records forgotten whose data did not come. `is_in_use`: whether a file is open
+        here. `forget` makes mounts forget names, and drops their files."""
         self._engine = engine
         self._brings = brings
         self._stones = stones
         self._fade = fade
         self._differing = differing
+        self._is_in_use = is_in_use
+        self._forget = forget
         self._coming: dict[int, _Coming] = {}
         self._slots = trio.Semaphore(_AT_ONCE)
         self._tasks = Background()
@@ -123,24 +135,33 @@ class CopyTaker:
         outcomes: dict[int, CopyOutcome] = {}
         packed = keys.pack_node(holder)
         taken: list[tuple[int, int]] = []
+        gone: list[Change] = []
+        idle = {each.held.ino for each in offers if not self._is_in_use(each.held.ino)}
         room = self._room(offers)
         wanted = [each for each in offers if each.held.ino and not self._is_removed(each)]
 
         def fn(t: Transaction) -> None:
             outcomes.clear()
             taken.clear()
+            gone.clear()
             for each in wanted:
+                if each.held.ino in idle and _is_former(t, each):
+                    gone.extend(_evict(t, each.held.ino))
+                    outcomes[each.held.ino] = CopyOutcome.COMING
+                    continue
                 outcome = _take_over(t, each, packed, may_come=len(taken) < room)
                 outcomes[each.held.ino] = outcome
                 if outcome is CopyOutcome.COMING:
                     taken.append((each.held.ino, unpack_inode(each.held.record).size))
 
         await self._engine.transact(fn)
+        if gone:
+            await self._forget(gone)
         self._stones.renew(
             each.name for each in wanted if outcomes[each.held.ino] is CopyOutcome.COMING
         )
         for each in wanted:
-            if outcomes[each.held.ino] is CopyOutcome.OTHER:
+            if outcomes[each.held.ino] is CopyOutcome.OTHER and _is_sealed(each):
                 self._differing.found(*each.name, holder)
         for ino, size in taken:
             if ino in self._coming:
@@ -199,15 +220,37 @@ def _take_over(t: Transaction, offer: CopyOffer, holder: bytes, *, may_come: boo
     return CopyOutcome.COMING if now == offer.held.ino else CopyOutcome.REFUSED
 
 
+def _is_former(t: Transaction, offer: CopyOffer) -> bool:
+    """Returns whether this node has former content of the file that is offered, and that gives way:
+    it is another node's, or a close offers what replaces it."""
+    told, ino = unpack_inode(offer.held.record), offer.held.ino
+    (here,) = read_inodes(t, [ino])
+    if here is None or not here.nlink or here.version >= told.version:
+        return False
+    is_own = is_version_of(here.version, keys.unpack_node(t.node))
+    return held_names.is_held(t, ino) and not (is_own and told.flags & Flag.SEALED)
+
+
+def _evict(t: Transaction, ino: int) -> list[Change]:
+    gone = lifecycle.evict(t, ino, time.time_ns(), "unavailable")
+    return [] if gone is None else [Change(*name, gone.ino) for name in gone.names]
+
+
+def _is_sealed(offer: CopyOffer) -> bool:
+    return bool(unpack_inode(offer.held.record).flags & Flag.SEALED)
+
+
 def _compare(t: Transaction, ino: int, offer: CopyOffer, told: Inode, holder: int) -> CopyOutcome:
     here = read_inodes(t, [ino])[0]
+    # What is not sealed is offered while its close waits: until that is done it gets no seal.
+    not_now = CopyOutcome.REFUSED if told.flags & Flag.SEALED else CopyOutcome.OTHER
     if here is None or not here.flags & Flag.PUBLISHED:
-        return CopyOutcome.REFUSED
+        return not_now
     is_same = ino == offer.held.ino and here.version == told.version
     if not told.flags & Flag.SEALED or not here.flags & Flag.SEALED:
-        # What is not sealed may become the same yet: a copy of what was closed is as it was then.
-        unchanged = is_same and (here.size, here.mtime_ns) == (told.size, told.mtime_ns)
-        return CopyOutcome.HERE if unchanged else CopyOutcome.REFUSED
+        if is_same and (here.size, here.mtime_ns) == (told.size, told.mtime_ns):
+            return CopyOutcome.HERE
+        return not_now
     if (here.size, here.checksum) != (told.size, told.checksum):
         return CopyOutcome.OTHER
     if is_same:

@@ -63,6 +63,9 @@ _BATCH: Final = 1024
 _MOST_WAITING: Final = 65_536
 _ROUNDS: Final = 4
 _WAIT_S: Final = 10.0
+_PATIENCE_S: Final = 1.0
+"""Time for which a close waits for nodes that keep other content under its name: one that writes it
+at the same time may have closed it by then."""
 _BYTES_PER_S: Final = 32 << 20
 Claims = Callable[[Sequence[tuple[int, bytes]]], Awaitable[list[tuple[int, list[int] | None]]]]
 """Returns, of each path of a namespace, its fingerprint, and the nodes said to hold it."""
@@ -155,19 +158,35 @@ class SiblingKeeper:
             return
         await detach.aside()
         blocks = await self._engine.read(lambda t: siblings.look(t, wanted))
-        left = blocks
-        size = sum(each.inode.size for each in blocks)
-        with trio.move_on_after(_WAIT_S + size / _BYTES_PER_S):
-            while left := await self._copy(left):
+        count, began = len(blocks), trio.current_time()
+        with trio.move_on_after(_WAIT_S + sum(each.inode.size for each in blocks) / _BYTES_PER_S):
+            while left := await self._copy(blocks):
+                self._check_hope(left, trio.current_time() - began)
                 await trio.sleep(_GATHER_S)
-            self.counters["peer_closes_acknowledged"] += len(blocks)
+                blocks = await self._engine.read(lambda t: siblings.look(t, wanted))
+            self.counters["peer_closes_acknowledged"] += count
             return
-        self.counters["peer_closes_late"] += len(left)
-        name = left[0].inode.name.decode(errors="backslashreplace")
+        self.counters["peer_closes_late"] += len(blocks)
         raise Unavailable(
-            f"{name}: {left[0].wanted} nodes are to have it before its close is done, and some of"
-            " them have it not yet; `kvfs node list` shows the nodes"
+            f"{_shown(blocks[0])}: {blocks[0].wanted} nodes are to have it before its close is"
+            " done, and some of them have it not yet; `kvfs node list` shows the nodes"
         )
+
+    def _check_hope(self, left: Sequence[LackingBlock], waited_s: float) -> None:
+        """Raises Unavailable if one of these will have no copy, as far as can be seen."""
+        if waited_s < _PATIENCE_S:
+            return
+        snapshot = self._nodes.snapshot()
+        for each in left:
+            if copy_plan.is_hopeless(snapshot, each):
+                self.counters["peer_closes_late"] += len(left)
+                nodes = ", ".join(map(str, sorted(each.others)))
+                why = (
+                    f"{_shown(each.block)}: no node can take the copy that its close promises:"
+                    f" other content has this name on node {nodes}, which keeps it"
+                )
+                log.warning("%s", why)
+                raise Unavailable(why)
 
     def _is_acknowledged(self, space: int) -> bool:
         """Returns whether a close there promises the file's copies."""
@@ -224,7 +243,7 @@ class SiblingKeeper:
         self._examined(self._due, some, left)
 
     def _examined(
-        self, queue: dict[int, int], some: Mapping[int, int], left: Sequence[HeldBlock]
+        self, queue: dict[int, int], some: Mapping[int, int], left: Sequence[LackingBlock]
     ) -> None:
         """Notes that blocks of a queue were examined, and which of them lack copies still."""
         for ino, note in some.items():
@@ -232,7 +251,7 @@ class SiblingKeeper:
                 del queue[ino]
             self._lacking.pop(ino, None)
         for each in islice(left, _MOST_WAITING - len(self._lacking)):
-            self._lacking[each.ino] = None
+            self._lacking[each.block.ino] = None
 
     async def _forget_former(self) -> None:
         """Forgets the siblings of renamed files."""
@@ -333,7 +352,7 @@ class SiblingKeeper:
 
     # ---- copies
 
-    async def _copy(self, blocks: Sequence[HeldBlock]) -> list[HeldBlock]:
+    async def _copy(self, blocks: Sequence[HeldBlock]) -> list[LackingBlock]:
         """Has the missing copies of these blocks made; returns those that lack some still. Raises
         KvfsError."""
         claims = await self._claims([(each.namespace_id, each.path) for each in blocks])
@@ -350,7 +369,7 @@ class SiblingKeeper:
                     nursery.start_soon(self._offer, node, those)
         await self._record(works)
         snapshot = self._nodes.snapshot()
-        return [each.block for each in works if copy_plan.missing(snapshot, each)]
+        return [each for each in works if copy_plan.missing(snapshot, each)]
 
     async def _offer(self, node: int, works: Sequence[LackingBlock]) -> None:
         outcomes = await self._offers.make(node, [each.block for each in works])
@@ -362,6 +381,8 @@ class SiblingKeeper:
                 continue
             each.refused.add(node)
             if outcome is CopyOutcome.OTHER:
+                each.others.add(node)
+            if outcome is CopyOutcome.OTHER and each.block.is_sealed:
                 self._differing.found(each.block.namespace_id, each.block.path, node)
 
     async def _record(self, works: Iterable[LackingBlock]) -> None:
@@ -383,3 +404,7 @@ class SiblingKeeper:
                 told.setdefault((others, tuple(each.have)), []).append(name)
         for (others, have), files in told.items():
             self._tell(files, have, others)
+
+
+def _shown(block: HeldBlock) -> str:
+    return block.inode.name.decode(errors="backslashreplace")

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from kvfs.base.errors import Unavailable
 from kvfs.cluster.handshake import Party
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
@@ -24,6 +25,7 @@ from kvfs.node.siblings.sibling_keeper import SiblingKeeper
 from kvfs.node.tasks.drainer import Draining, TakenBlocks
 from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.tree import namespaces, tree
+from kvfs.tree.changes import Change
 from kvfs.tree.copies import siblings
 from kvfs.tree.copies.held_names import HeldName
 from kvfs.tree.copies.siblings import HeldBlock
@@ -58,6 +60,7 @@ class Other:
         self.offered: list[tuple[int, int]] = []
         self.goes_on = trio.Event()
         self.is_known = True
+        self.outcome = CopyOutcome.HERE
 
     def resting(self) -> set[int]:
         return set()
@@ -65,7 +68,11 @@ class Other:
     async def make(self, _node: int, blocks: Sequence[HeldBlock]) -> dict[int, CopyOutcome]:
         self.offered += [(each.ino, each.inode.version) for each in blocks]
         await self.goes_on.wait()
-        return {each.ino: CopyOutcome.HERE for each in blocks}
+        return {each.ino: self.outcome for each in blocks}
+
+
+async def _nothing_to_forget(gone: Sequence[Change]) -> None:
+    assert not gone
 
 
 async def _no_claims(names: Sequence[tuple[int, bytes]]) -> list[tuple[int, list[int] | None]]:
@@ -112,6 +119,7 @@ class Scene:
 def _format(t: Transaction) -> None:
     namespaces.format(t, 1, 0, 0)
     policy = {"kind": "cache", "coherence": "peer", "replicas": 1}
+    policy["acknowledge"] = "sync"
     namespaces.create(t, b"blocks", uid=0, gid=0, now=1, **policy)  # type: ignore[arg-type]
 
 
@@ -141,6 +149,47 @@ def test_content_that_is_sealed_while_the_copy_before_it_is_made_gets_its_own(
         scene.other.goes_on.set()
         await trio.sleep(1)
         assert scene.other.offered == [(INO, 0), (INO, 1)]
+        assert scene.siblings() == [OTHER]
+
+    run(tmp_path, act)
+
+
+def test_a_close_fails_soon_where_the_other_node_keeps_other_content(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        scene.other.goes_on.set()
+        scene.other.outcome = CopyOutcome.OTHER
+        scene.write()
+        with trio.fail_after(2), pytest.raises(Unavailable, match="other content has this name"):
+            await scene.keeper.acknowledge([INO])
+
+    run(tmp_path, act)
+
+
+def test_a_close_waits_for_a_node_that_may_take_its_copy_yet(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        scene.other.goes_on.set()
+        scene.other.outcome = CopyOutcome.REFUSED
+        scene.write()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.keeper.acknowledge, [INO])
+            await trio.sleep(5)
+            scene.other.outcome = CopyOutcome.HERE
+        assert scene.siblings() == [OTHER]
+
+    run(tmp_path, act)
+
+
+def test_a_close_whose_content_is_replaced_waits_for_a_copy_of_the_new_one(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        scene.other.goes_on.set()
+        scene.other.outcome = CopyOutcome.REFUSED
+        scene.write()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.keeper.acknowledge, [INO])
+            await trio.sleep(2)
+            scene.write(1)
+            scene.other.outcome = CopyOutcome.HERE
+        assert scene.other.offered[-1] == (INO, 1)
         assert scene.siblings() == [OTHER]
 
     run(tmp_path, act)
@@ -252,11 +301,64 @@ class Brings:
         pass
 
 
+class Kept:
+    """What a node answers to an offer of a file of which it has former content."""
+
+    def __init__(self, scene: Scene, *, is_open: bool = False) -> None:
+        self.gone: list[Change] = []
+        stones: Any = SimpleNamespace(hides=lambda *_: False, renew=lambda _names: None)
+        self._taker = CopyTaker(
+            *(scene.engine, Brings(), stones, lambda _inos: None, DifferingNames()),
+            *(lambda _ino: is_open, self._forget),
+        )
+
+    async def _forget(self, gone: Sequence[Change]) -> None:
+        self.gone += gone
+
+    async def offered(self, version: int, *, is_sealed: bool) -> CopyOutcome:
+        record = new_inode()
+        record.size, record.version = 7, version
+        record.flags = Flag.PUBLISHED | Flag.SEALED if is_sealed else Flag.PUBLISHED
+        record.checksum = b"of other content" if is_sealed else b""
+        offer = packed([CopyOffer(1, b"block%d" % INO, HeldName([], INO, pack(record)))])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._taker.run)
+            await trio.sleep(0.1)
+            (outcome,) = await self._taker.take(Party("cluster", OTHER, 1, "host"), offer)
+            nursery.cancel_scope.cancel()
+        return CopyOutcome(outcome)
+
+
+THEIRS, OWN, NEXT = 1 << 16 | OTHER, 1 << 16 | ME, 2 << 16 | OTHER
+
+
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["closed", "sealed"])
+@pytest.mark.parametrize("has", [THEIRS, OWN, NEXT], ids=["theirs", "own", "newer"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["idle", "open"])
+def test_former_content_goes_for_a_copy_of_what_was_written_after_it(
+    tmp_path: Path, has: int, is_sealed: bool, is_open: bool
+) -> None:
+    async def act(scene: Scene) -> None:
+        scene.write()
+        scene.write(has)
+        kept = Kept(scene, is_open=is_open)
+        offered = THEIRS if has == NEXT else NEXT
+        outcome = await kept.offered(offered, is_sealed=is_sealed)
+        goes = has != NEXT and not is_open and not (has == OWN and is_sealed)
+        assert [each.ino for each in kept.gone] == [INO] * goes
+        assert outcome is (CopyOutcome.COMING if goes else CopyOutcome.OTHER)
+
+    run(tmp_path, act)
+
+
 def test_two_nodes_that_offer_one_block_are_both_told_that_it_came(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         brings = Brings()
         stones: Any = SimpleNamespace(hides=lambda *_: False, renew=lambda _names: None)
-        taker = CopyTaker(scene.engine, brings, stones, lambda _inos: None, DifferingNames())
+        taker = CopyTaker(
+            *(scene.engine, brings, stones, lambda _inos: None, DifferingNames()),
+            *(lambda _ino: False, _nothing_to_forget),
+        )
         record = new_inode()
         record.flags = Flag.PUBLISHED | Flag.SEALED
         offer = packed([CopyOffer(1, b"theirs", HeldName([], INO, pack(record)))])

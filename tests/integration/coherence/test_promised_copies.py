@@ -1,6 +1,7 @@
-"""Closes that promise a copy on another host (`--acknowledge sync`), while programs of both hosts
-write the same files in place."""
+"""Closes that promise a copy on another host (`--acknowledge sync`), of files that are written in
+place: by one host, by one after the other, and by both at the same time."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.waiting import wait_until
+from tests.integration.harness import Node
 from tests.integration.harness import kvfs as command
+from tests.integration.posix import refused
 from tests.integration.several import Several, several
 
 PROMISED = ("--replicas", "1", "--acknowledge", "sync")
@@ -17,6 +20,14 @@ NAMESPACES = {
     "seen-at-once": ("--kind", "durable", "--coherence", "strict"),
     "seen-later": ("--kind", "cache", "--coherence", "cache"),
 }
+
+
+PEER = ("--kind", "cache", "--coherence", "peer")
+
+
+def takes_part(node: Node) -> bool:
+    found = node.status()["cluster"]["names"]
+    return found is not None and found["members"] == 2
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +39,11 @@ def nodes() -> Iterator[Several]:
             assert made.returncode == 0, made.stderr
             for node in cluster.nodes:
                 wait_until((node.mount / name).is_dir, "the namespace is known")
+        made = command("namespace", "create", "own", *PEER, *PROMISED, "--store", store)
+        assert made.returncode == 0, made.stderr
+        for node in cluster.nodes:
+            wait_until((node.mount / "own").is_dir, "the namespace is known")
+            wait_until(lambda node=node: takes_part(node), "it sees the other")
         cluster.wait_for_room()
         yield cluster
 
@@ -67,3 +83,27 @@ def test_hosts_that_write_one_file_in_place_have_their_copies(
     for each in threads:
         each.join()
     assert not failures
+
+
+def test_a_copy_of_former_content_gives_way_to_what_another_host_closes(nodes: Several) -> None:
+    """In a namespace whose names are each host's own."""
+    a, b = (node.mount / "own" / "taken in turns" for node in nodes.nodes)
+    for number in range(6):
+        writer, reader = (a, b) if number % 3 else (b, a)
+        content = b"%d" % number * 1000
+        if number:
+            wait_until(writer.is_file, "the name is known")
+        write(writer, content)
+        assert reader.read_bytes() == content
+
+
+def test_a_close_that_can_have_no_copy_says_why(nodes: Several) -> None:
+    first, second = nodes.nodes
+    kept = os.open(first.mount / "own" / "kept", os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(kept, b"open, and not closed")
+    with refused(errno.EIO):
+        write(second.mount / "own" / "kept", b"of the other host")
+    assert "other content has this name on node" in second.log
+    assert (second.mount / "own" / "kept").read_bytes() == b"of the other host"
+    with refused(errno.EIO):
+        os.close(kept)
