@@ -112,8 +112,9 @@ class Operations:
             self._keep(journal)
 
     def _keep(self, journal: MountJournal) -> None:
-        """Notes changes of names in a mount's journal."""
+        """Notes changes of names and attributes in a mount's journal."""
         self.new_inodes.keep(journal)
+        self.xattrs.keep(journal)
         self._link = noted_changes.before(self._link, journal, 1)
         self._unlink = noted_changes.after(self._unlink, journal, _ino_of)
         self._rmdir = noted_changes.after(self._rmdir, journal, _ino_of)

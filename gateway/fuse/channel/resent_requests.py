@@ -6,10 +6,12 @@ and not answered are answered as the first time, and not done twice.
 | OPEN, CREATE, TMPFILE, OPENDIR | the journal has a handle by it | that handle |
 | CREATE, TMPFILE without a handle | its inode has a record | the file's first handle |
 | MKNOD, MKDIR, SYMLINK | its inode has a record | the entry |
-| MKDIR of what another node removed since | the engine says so | an entry that leads nowhere |
+| these, of what another node removed since | the engine says so | an entry that leads nowhere |
 | LINK | the name leads to the noted inode | the entry |
 | UNLINK, RMDIR | the name does not lead to the noted inode | done |
 | RENAME | the new name leads to the noted inode, the old one does not | done |
+| SETXATTR of a new attribute | it was noted, and the attribute is there | done |
+| REMOVEXATTR | it was noted, and there is no such attribute | done |
 | a WRITE that appends, relayed in a cluster | its place was noted | it is written there (again) |
 | all others | they may be done twice | |
 
@@ -37,6 +39,7 @@ from gateway.fuse.operations import Operations
 from gateway.holder.mount_journal import AGAIN, JournaledNote, State
 from kvfs.base.clock import file_time_ns
 from kvfs.base.errors import Stale, Unavailable
+from kvfs.meta import keys
 from kvfs.meta.records import ROOT_INODE, Inode
 from kvfs.node import Node
 from kvfs.tree import inodes, tree
@@ -113,6 +116,8 @@ class ResentRequests:
             Op.RMDIR: self._removed,
             Op.RENAME: self._rename,
             Op.RENAME2: self._rename,
+            Op.SETXATTR: self._set_attribute,
+            Op.REMOVEXATTR: self._removed_attribute,
         }
 
     def handler(self, request: KernelRequest) -> Handler | None:
@@ -207,11 +212,7 @@ class ResentRequests:
         note = self._note(r)
         record = await self._record(note.ino)
         if record is None and note.is_done:
-            if r.opcode != Op.MKDIR:
-                raise Stale("others have removed what was made before it was answered")
-            # After an error the kernel would ask once more, and there would be another one.
-            (mode, _), now = protocol.MKDIR_IN.unpack_from(r.body), file_time_ns()
-            record = new_record(stat.S_IFDIR | stat.S_IMODE(mode), r.uid, r.gid, now)
+            record = _removed_since(r)
         return None if record is None else self._handlers.entry(note.ino, record)
 
     async def _mknod(self, r: KernelRequest) -> bytes | None:
@@ -247,6 +248,44 @@ class ResentRequests:
         if not note.ino or await self._leads(self._handlers.node(target), new) != note.ino:
             return None
         return b"" if await self._leads(r.nodeid, old) != note.ino else None
+
+    # ---- attributes
+
+    async def _set_attribute(self, r: KernelRequest) -> bytes | None:
+        _, flags = protocol.SETXATTR_IN.unpack_from(r.body)
+        name = bytes(r.body[protocol.SETXATTR_IN.size :]).split(b"\0", 1)[0]
+        note, done = self._note(r), self._is_done(r)
+        if done is None:  # where it need not have been new, it may be set once more
+            is_new = bool(flags & os.XATTR_CREATE)
+            done = bool(note.ino) and is_new and await self._has_attribute(r.nodeid, name)
+        return b"" if done else None
+
+    async def _removed_attribute(self, r: KernelRequest) -> bytes | None:
+        note, done = self._note(r), self._is_done(r)
+        if done is None:
+            done = bool(note.ino) and not await self._has_attribute(r.nodeid, r.name())
+        return b"" if done else None
+
+    async def _has_attribute(self, ino: int, name: bytes) -> bool:
+        return await self._ops.engine.read(lambda t: t.get(keys.xattr(ino, name)) is not None)
+
+
+def _removed_since(r: KernelRequest) -> Inode:
+    """Returns the record of what a request made, and others have removed before it was answered:
+    after an error the kernel would ask once more, and there would be another one. Raises Stale for
+    a link, of which the kernel finds no name then."""
+    if r.opcode == Op.LINK:
+        raise Stale("others have removed what was linked before that was answered")
+    mode, target, rdev = stat.S_IFLNK | 0o777, b"", 0
+    if r.opcode == Op.MKDIR:
+        mode = stat.S_IFDIR | stat.S_IMODE(protocol.MKDIR_IN.unpack_from(r.body)[0])
+    elif r.opcode == Op.MKNOD:
+        mode, rdev, _, _ = protocol.MKNOD_IN.unpack_from(r.body)
+    else:
+        _, target = r.names()
+    record = new_record(mode, r.uid, r.gid, file_time_ns())
+    record.size, record.target, record.rdev = len(target), target, rdev
+    return record
 
 
 def _number(unique: int) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.fuse.codec.caller import Caller
+from gateway.fuse.names import noted_changes
+from gateway.holder.mount_journal import MountJournal
 from kvfs.base import detach
 from kvfs.base.clock import file_time_ns
 from kvfs.base.errors import NotSupported
@@ -32,6 +34,12 @@ class Xattrs:
         self._engine = engine
         self._evictor = evictor
         self._store = os.fsencode(store)
+        self._set, self._remove = inodes.set_xattr, inodes.remove_xattr
+
+    def keep(self, journal: MountJournal) -> None:
+        """Notes in a mount's journal, before each commit, the inode whose attribute is changed."""
+        self._set = noted_changes.of(self._set, journal, 1)
+        self._remove = noted_changes.of(self._remove, journal, 1)
 
     async def getxattr(self, ino: int, name: bytes) -> bytes:
         """Raises NoAttribute, NotSupported."""
@@ -55,7 +63,7 @@ class Xattrs:
 
         def fn(t: Transaction) -> None:
             attribute_guard.check_set(t, ino, name, value, now)
-            inodes.set_xattr(t, ino, name, value, flags, now)
+            self._set(t, ino, name, value, flags, now)
 
         await self._engine.transact(fn, private=ino)
 
@@ -73,7 +81,7 @@ class Xattrs:
 
         def fn(t: Transaction) -> None:
             attribute_guard.check_remove(t, ino, name, now)
-            inodes.remove_xattr(t, ino, name, now)
+            self._remove(t, ino, name, now)
 
         await self._engine.transact(fn, private=ino)
 

@@ -1,5 +1,6 @@
-"""Changes of names that are noted in a mount's journal before their commit: by the inode that is
-noted the next daemon tells whether a request that comes again was done (`resent_requests`)."""
+"""Changes of names and attributes that are noted in a mount's journal before their commit: by the
+inode that is noted the next daemon tells whether a request that comes again was done
+(`resent_requests`)."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -33,6 +34,19 @@ def before(change: Callable[P, T], journal: MountJournal, place: int) -> Callabl
         assert isinstance(ino, int), "the inode's number stands there"
         journal.note(ino)
         return change(*args, **kwargs)
+
+    return noting
+
+
+def of(change: Callable[P, T], journal: MountJournal, place: int) -> Callable[P, T]:
+    """Returns a step of a transaction that notes its argument at `place`, an inode, unless it
+    fails."""
+
+    def noting(*args: P.args, **kwargs: P.kwargs) -> T:
+        result, ino = change(*args, **kwargs), args[place]
+        assert isinstance(ino, int), "the inode's number stands there"
+        journal.note(ino)
+        return result
 
     return noting
 

@@ -120,6 +120,17 @@ def _rename(top: Path) -> None:
     assert sorted(os.listdir(top)) == ["victim"]
 
 
+def _setxattr(top: Path) -> None:
+    os.setxattr(top / "there", "user.victim", b"x", os.XATTR_CREATE)
+    assert os.getxattr(top / "there", "user.victim") == b"x"
+
+
+def _removexattr(top: Path) -> None:
+    os.setxattr(top / "there", "user.victim", b"x")
+    os.removexattr(top / "there", "user.victim")
+    assert os.listxattr(top / "there") == []
+
+
 STEPS: dict[int, Callable[[Path], None]] = {
     Op.CREATE: _create,
     Op.MKDIR: _mkdir,
@@ -129,6 +140,8 @@ STEPS: dict[int, Callable[[Path], None]] = {
     Op.UNLINK: _unlink,
     Op.RMDIR: _rmdir,
     Op.RENAME: _rename,
+    Op.SETXATTR: _setxattr,
+    Op.REMOVEXATTR: _removexattr,
 }
 
 
@@ -199,17 +212,28 @@ def test_another_node_that_removes_the_name_meanwhile_has_removed_it(moment: str
                 ours.unlink()
 
 
-def test_a_directory_that_another_node_removed_meanwhile_is_not_made_again() -> None:
+MAKERS: Final[dict[int, tuple[str, Callable[[Path], None]]]] = {
+    Op.MKDIR: ("rmdir", Path.mkdir),
+    Op.SYMLINK: ("rm", lambda path: path.symlink_to("elsewhere")),
+    Op.MKNOD: ("rm", os.mkfifo),
+}
+
+
+@pytest.mark.parametrize(
+    "opcode", MAKERS if LONG else [Op.MKDIR, Op.SYMLINK], ids=lambda opcode: Op(opcode).name
+)
+def test_what_another_node_removed_meanwhile_is_not_made_again(opcode: int) -> None:
+    remove, make = MAKERS[opcode]
     with several(1) as cluster:
         victim = cluster.nodes[0].mount / "models" / "victim"
         node = Node.make(best_mode(), *cluster.flags("victim"))
         cluster.nodes.append(node)
-        _start(node, Op.MKDIR, "sent", ["rmdir", str(victim)])
+        _start(node, opcode, "sent", [remove, str(victim)])
         first = node.pid
         assert first is not None
         ours = node.mount / "models" / "victim"
         ours.with_name("before").mkdir()  # so that there are inode numbers, which are asked for too
-        ours.mkdir()
+        make(ours)
         follow(node, [first])
-        assert not ours.exists()
-        assert not victim.exists()
+        assert not os.path.lexists(ours)
+        assert not os.path.lexists(victim)
