@@ -60,9 +60,7 @@ class MountKeeper:
         outliving = self._outliving()
         try:
             if outliving is not None and outliving.taken is not None:
-                await self._go_on(directory, outliving, self._scope)
-                assert self.info is not None, "it serves"
-                return self.info
+                return await self._go_on(directory, outliving, self._scope)
             if mountpoint.prepare(directory, self._node.config.store):
                 log.warning("a stale mount at %s was taken away", directory)
             with contextlib.closing(mountpoint.hold(directory)) as bare:
@@ -78,6 +76,7 @@ class MountKeeper:
         finally:
             if self.info is None:
                 self._scope = None
+        self._node.tell_return(returns=self.info.takeover_s > 0)
         return self.info
 
     def _outliving(self) -> "Outliving | None":
@@ -101,12 +100,16 @@ class MountKeeper:
 
     async def _go_on(
         self, directory: Path, outliving: "Outliving", scope: trio.CancelScope
-    ) -> None:
+    ) -> "MountInfo":
         """Goes on with the mount of the daemon before. Raises TooSlowError."""
         hides = outliving.agreement().options.hides
         with trio.fail_after(MOUNT_DEADLINE_S):
-            self.info = await self._nursery.start(self._serve, directory, hides, scope, outliving)
+            info: MountInfo = await self._nursery.start(
+                self._serve, directory, hides, scope, outliving
+            )
         log.info("the mount at %s goes on: its daemon before is no more", directory)
+        self.info = info
+        return info
 
     async def unmount(self, *, lazy: bool) -> str:
         """Unmounts, waits until the mount has gone, and returns the mountpoint.
@@ -136,10 +139,17 @@ class MountKeeper:
             )
         return self._takeover
 
-    def leave(self) -> None:
-        """Leaves the mount to the next daemon when the node stops. Raises Invalid if the mount ends
-        with this one."""
+    def started(self) -> None:
+        """Makes the mount this daemon's for good, if it was another's: the node serves."""
+        self._node.ready()
+        if self._takeover is not None:
+            self._takeover.hand_over.started()
+
+    async def leave(self) -> None:
+        """Leaves the mount to the next daemon when the node stops, once its start is over. Raises
+        Invalid if the mount ends with this one."""
         takeover = self.require_takeover()
+        await takeover.hand_over.serves.wait()
         claim.expect(self._node.store.run)
         takeover.hand_over.is_asked = True
         self._node.hand_over()
@@ -167,6 +177,8 @@ class MountKeeper:
                 )
         finally:
             self.info = self._scope = None
+            if outliving is None or not outliving.hand_over.leaves:
+                self._node.tell_return(returns=False)
             self._gone.set()
 
 
@@ -254,7 +266,7 @@ async def _serve(
                     starting.start_soon(beside.start, companion, node)
                 if start.mounted:
                     starting.start_soon(keeper.mount, node.config.mount)
-            node.ready()
+            keeper.started()
             on_ready(await status_of(node))
             await stopping.wait()
             log.info("stopping")
@@ -312,7 +324,7 @@ def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event, star
         return {"pid": os.getpid()}
 
     async def hand_over(_params: dict[str, Any]) -> dict[str, Any]:
-        keeper.leave()
+        await keeper.leave()
         stopping.set()
         return {"pid": os.getpid()}
 

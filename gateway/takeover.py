@@ -65,7 +65,8 @@ class Takeover:
 
     def inherit(self, store: Store) -> Survivors | None:
         """Takes the mount that the daemon before left; returns what programs have open by it. One
-        that this node cannot go on with is ended. Raises NotFound if there must be one."""
+        that this node cannot go on with is ended; if it is there for nothing else, that waits on,
+        and NotFound is raised."""
         taken = claim.take(store.run)
         self._jail = JailControl(store.run)
         if taken is None:
@@ -77,20 +78,21 @@ class Takeover:
         jail = self._jail.take()
         why = self._why_not(taken)
         if why:
+            if self._start.takes_over:
+                raise NotFound(f"the mount of the store {store.root} cannot be gone on with: {why}")
             log.warning("the mount of the node before cannot be gone on with: %s", why)
             taken.journal.close()
             os.close(taken.device)
             os.close(taken.holder)
             _end_views(self._jail, jail)
             claim.give_up(store.run)
-            if self._start.takes_over:
-                raise NotFound(f"the mount of the store {store.root} cannot be gone on with: {why}")
             return None
         if jail is not None and jail.about["wish"] != wish(self._config):
             log.warning("NFS-Ganesha ends with the node before: its settings are others now")
             _end_views(self._jail, jail)
             jail = None
         self._taken = taken
+        self.hand_over.is_starting = True
         taken.journal.take_over()
         self._kept = jail.items if jail is not None else None
         return _survivors(taken, views_of(jail.items) if jail is not None else ())

@@ -280,7 +280,7 @@ async def _serve_device(
     except trio.TooSlowError:
         raise Unavailable(f"the kernel did not answer the mount of {where} in time") from None
     finally:
-        is_left = outliving is not None and outliving.hand_over.is_asked
+        is_left = outliving is not None and outliving.hand_over.leaves
         with trio.CancelScope(shield=True):
             if is_left:
                 await operations.leave()

@@ -17,6 +17,7 @@ _PATIENCE_S: Final = 5.0
 """Time for which a daemon that gave the store free may still be ending."""
 _PAUSE_S: Final = 0.01
 _BACKLOG: Final = 8
+_ANSWER_BYTES: Final = 1024
 log = logging.getLogger(__name__)
 
 
@@ -27,6 +28,25 @@ class KeptMount(NamedTuple):
     journal: MountJournal
     holder: int
     """A pidfd of the process that kept it, which watches over the caller until another does."""
+
+
+class WaitingMount(NamedTuple):
+    """A mount that waits for a daemon which serves it."""
+
+    left_s: int
+    """Seconds until it ends."""
+    why: str
+    """The failure of the last start, for people; empty: there was none."""
+
+
+def waiting(run: Path) -> WaitingMount | None:
+    """Returns the mount of the store that waits for a daemon; None: there is no such mount."""
+    answer, _ = _ask(run, b"state")
+    word, _, rest = answer.partition(b" ")
+    if word != b"waits":
+        return None
+    left_s, _, why = rest.decode(errors="replace").partition(" ")
+    return WaitingMount(int(left_s), why)
 
 
 def take(run: Path) -> KeptMount | None:
@@ -75,7 +95,7 @@ def _ask(run: Path, word: bytes, name: str = NAME) -> tuple[bytes, list[int]]:
     try:
         with control.connect_trusted(run / name, socket.SOCK_SEQPACKET, _ANSWER_S) as peer:
             peer.send(word)
-            answer, fds, _, _ = socket.recv_fds(peer, 64, 2)
+            answer, fds, _, _ = socket.recv_fds(peer, _ANSWER_BYTES, 2)
             return answer, fds
     except OSError:
         return b"", []

@@ -17,14 +17,16 @@ starts the next daemon, in the directory CWD; none: somebody else does. It impor
 | `take` | `given PID` (its own), device and journal, or `busy` | the caller is the daemon |
 | `expect` of the daemon | `done` | the next daemon runs already: none is started for a while |
 | `abort` | `done` | no waiting (any more): the mount ends with its daemon, or now |
+| `state` | `waits SECONDS WHY` or `served` | nothing; WHY: the failure of the last start, if any |
 
 GENERATION is that of the daemon, counted in the journal whenever a holder hands the mount on. A
 holder that finds another there than it knows has been overtaken: the daemon that it watched died
 before it began, and the holder before has handed the mount on. It ends, and does nothing else.
 
 A caller is root or of the daemon's user, which the kernel tells. Each daemon that takes over
-starts its own holder, of its own version, which ends the one before; until then that one watches
-over the daemon, so a death in between is like any other.
+starts its own holder, of its own version, once all of it serves, and that ends the one before.
+Until then that one watches over the daemon: if it dies, or cannot start, the mount waits on, for
+WAIT_S in all since the last daemon that served.
 
 A killed daemon whose thread the kernel holds in a lock never gives the store free, so nobody can
 follow it: then the connection ends at once, as by the watchdog.
@@ -40,7 +42,7 @@ import struct
 import sys
 import time
 
-VERSION = 1
+VERSION = 2
 """Grows by one when the arguments or the words change."""
 REPLACED = 75
 """The exit code where the arguments are of another version; it never changes."""
@@ -51,10 +53,15 @@ _ANSWER_S = 2.0
 _WAITING_LOOK_MS = 100
 _PAUSE_S = 0.2
 _LONGEST_S = 5.0
+_PARTING_S = 1.0
+"""Time in which a start that failed at the last moment says why."""
+_SAID_BYTES = 1 << 16
+_WHY_BYTES = 400
 _EXPECTED_S = 10.0
 _DEATHS = 30
 """So many deaths of daemons within DEATHS_S are too many."""
 _DEATHS_S = 60.0
+_APPEND = os.O_WRONLY | os.O_APPEND
 _CREDENTIALS = struct.Struct("3i")
 _GENERATION = struct.Struct("<I")
 _GENERATION_AT = 4
@@ -77,14 +84,18 @@ class MountHolder:
             if each >= 0:
                 os.set_inheritable(each, False)
         self.listener.set_inheritable(False)
+        self.since = 0.0
+        """When the last daemon that served ended; 0: it is there."""
         self.deadline = 0.0
-        """When waiting for the next daemon ends; 0: there is one."""
+        """When waiting for the next daemon ends; 0: there is one, which perhaps serves."""
         self.dying = 0.0
         """Since when the daemon is dead and not gone; 0: it is not so."""
         self.started = 0
         """The process that starts the next daemon; 0: none."""
-        self.pause_s = 0.0
-        """Pause before another is started when that one fails."""
+        self.said = os.memfd_create("start")
+        """A memory file, in which that process says why it fails."""
+        self.why = ""
+        """The failure of the last start."""
         self.start_at = 0.0
         self.expects = False
         """Whether the next daemon runs already."""
@@ -141,11 +152,16 @@ class MountHolder:
     # ---- waiting
 
     def _begin_waiting(self) -> None:
-        self.deadline = time.monotonic() + self.wait_s
-        _say(f"the node (process {self.pid}) ended: its mount waits {self.wait_s:g} s for another")
-        self.pause_s, self.start_at = _PAUSE_S, 0.0
+        now, self.start_at = time.monotonic(), 0.0
+        if self.since:  # the node that took the mount never came to serve it
+            self.why = f"process {self.pid} ended before it served"
+            self._pause()
+        self.since = self.since or now
+        self.deadline = self.since + self.wait_s
+        left_s = max(0.0, self.deadline - now)
+        _say(f"the node (process {self.pid}) ended: its mount waits {left_s:.0f} s for another")
         if self.expects:
-            self.start_at, self.expects = time.monotonic() + _EXPECTED_S, False
+            self.start_at, self.expects = now + _EXPECTED_S, False
         if self._is_hopeless():
             _say(f"{_DEATHS} nodes died within {_DEATHS_S:g} s: no other is waited for")
             self.is_over = True
@@ -169,35 +185,53 @@ class MountHolder:
                 return
             self.started = 0
             if status:
+                self._note_failure(status)
                 self._pause()
         if self.deadline and self.command and now >= self.start_at and not has_gone(self.device):
             self._start_next()
 
+    def _note_failure(self, status: int) -> None:
+        """Keeps what a start said that has failed, and passes it on to the log."""
+        said = os.pread(self.said, _SAID_BYTES, 0)
+        try:
+            os.write(2, said)
+        except OSError:
+            pass
+        lines = said.decode(errors="replace").strip().splitlines()
+        code = os.waitstatus_to_exitcode(status)
+        self.why = lines[-1].removeprefix("kvfs: ") if lines else f"it ended with code {code}"
+
     def _start_next(self) -> None:
+        os.ftruncate(self.said, 0)
         try:
             os.chdir(self.directory)
             self.started = os.posix_spawn(
                 self.command[0],
                 self.command,
                 os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 2, f"/proc/{os.getpid()}/fd/{self.said}", _APPEND, 0)
+                ],
                 setsid=True,
                 setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
             )
         except OSError as error:
-            _say(f"no node could be started: {error}")
+            self.why = f"no node could be started: {error}"
+            _say(self.why)
             self._pause()
         finally:
             os.chdir("/")
 
     def _pause(self) -> None:
         """Has the next daemon be started later, as the last start has failed."""
-        self.start_at = time.monotonic() + self.pause_s
-        self.pause_s = min(2 * self.pause_s, _LONGEST_S)
+        now = time.monotonic()
+        self.start_at = now + min(max(_PAUSE_S, (now - self.since) / 2), _LONGEST_S)
 
     def _is_at_end(self) -> bool:
         """Returns whether the mount has to end now."""
         if self.deadline:
-            return self.is_over or time.monotonic() > self.deadline or has_gone(self.device)
+            last = self.deadline + (_PARTING_S if self.started else 0)
+            return self.is_over or time.monotonic() > last or has_gone(self.device)
         if not _has_ended(self.pid):
             self.dying = 0.0
             return False
@@ -206,7 +240,8 @@ class MountHolder:
 
     def _end(self) -> None:
         """Ends the connection: calls that wait there fail."""
-        _say("no node has taken the mount over: it ends, and what waits for it fails")
+        why = f" (the last start: {self.why})" if self.why else ""
+        _say(f"no node has taken the mount over: it ends, and what waits for it fails{why}")
         if self.abort >= 0:
             try:
                 os.write(self.abort, b"1")
@@ -229,6 +264,8 @@ class MountHolder:
                 word = caller.recv(16)
                 if word == b"take":
                     self._give(caller, pid)
+                elif word == b"state":
+                    caller.send(self._state())
                 elif word == b"expect" and pid == self.pid:
                     self.expects = True
                     caller.send(b"done")
@@ -242,6 +279,12 @@ class MountHolder:
             except OSError:
                 pass
         return False
+
+    def _state(self) -> bytes:
+        if not self.since:
+            return b"served"
+        left_s = max(0.0, self.since + self.wait_s - time.monotonic())
+        return b"waits %d " % left_s + self.why.encode()[:_WHY_BYTES]
 
     def _give(self, caller: socket.socket, pid: int) -> None:
         """Hands everything to the caller, who is the daemon from now on."""

@@ -32,6 +32,21 @@ class HandOver:
 
     def __init__(self) -> None:
         self.is_asked = False
+        """Whether it was told to."""
+        self.is_starting = False
+        """Whether the mount is another daemon's, with which this one does not go on yet."""
+        self.serves: Final = trio.Event()
+        """Set once all of the node serves."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the mount goes on without this daemon if that ends now."""
+        return self.is_asked or self.is_starting
+
+    def started(self) -> None:
+        """Ends the start: the mount is this daemon's."""
+        self.is_starting = False
+        self.serves.set()
 
 
 class Keeping(NamedTuple):
@@ -46,24 +61,28 @@ class Keeping(NamedTuple):
     """None: somebody else starts the next daemon."""
     hand_over: HandOver
     former: int = -1
-    """A pidfd of the holder before, of a mount that was taken over."""
+    """A pidfd of the holder before, of a mount that was taken over: it watches until this daemon
+    serves."""
 
 
 @contextlib.asynccontextmanager
 async def kept(keeping: Keeping) -> AsyncIterator[trio.Event]:
     """Has the mount outlive this process while the block lasts, from when the event is set.
     Entering it is no checkpoint: nobody else removes the mount just made. Cancelled, or at the end
-    of the block: the holder ends, but for a hand-over."""
+    of the block: the holder ends, unless the mount is left to the next daemon."""
     try:
         async with beside(partial(_keep, keeping)) as begun:
             yield begun
     finally:
-        if not keeping.hand_over.is_asked:  # a holder before, whose place was not taken yet
+        if not keeping.hand_over.leaves:  # a holder before, whose place was not taken yet
             claim.give_up(keeping.run)
 
 
 async def _keep(keeping: Keeping, scope: trio.CancelScope, begun: trio.Event) -> None:
     with scope:
+        if keeping.former >= 0:
+            begun.set()
+            await _until_serving(keeping)
         while True:
             try:
                 process = await _start(keeping)
@@ -82,6 +101,15 @@ async def _keep(keeping: Keeping, scope: trio.CancelScope, begun: trio.Event) ->
                     return
                 log.warning("the holder of %s has ended: another is started", keeping.mountpoint)
             await trio.sleep(_PAUSE_S)
+
+
+async def _until_serving(keeping: Keeping) -> None:
+    """Returns when the node serves. Cancelled: closes the pidfd of the holder before."""
+    try:
+        await keeping.hand_over.serves.wait()
+    except trio.Cancelled:
+        os.close(keeping.former)
+        raise
 
 
 async def _start(keeping: Keeping) -> trio.Process:
@@ -120,7 +148,7 @@ async def _wait(process: trio.Process, hand_over: HandOver) -> int:
     try:
         return await process.wait()
     finally:
-        if not hand_over.is_asked:
+        if not hand_over.leaves:
             with trio.CancelScope(shield=True):
                 process.kill()
                 await process.wait()

@@ -75,8 +75,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[str, ...] = ("ssd",)
     tls: bool = False
     """Whether it speaks TLS with other nodes."""
-    returns: bool = False
-    """Whether another daemon follows this one when it dies."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -120,8 +118,10 @@ class Membership:
         self.is_unbroken = False
         """Whether this one goes on with another, whose lease had not ended: others have not gone
         past anything."""
-        self.is_handed_over = False
+        self.is_handed_over = goes_on
         """Whether the next incarnation goes on with this one, and takes its lease over."""
+        self.returns = goes_on
+        """Whether another daemon follows this one when it dies, as it has told, or tells next."""
         self.cluster = ""
         self.roster = Roster(0)
         self.clock: Final = ServerClock()
@@ -392,7 +392,7 @@ class Membership:
             place=self._place,
             tls=self.about.tls,
             since=self.since if self.since != self.incarnation else 0,
-            returns=self.about.returns,
+            returns=self.returns,
         )
         return pack(self._reports.tell(words, len(self.roster), now()))
 

@@ -67,7 +67,7 @@ class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     since: int = 0
     """The first of the incarnations with whose mount this one goes on; 0: with none."""
     returns: bool = False
-    """Whether another daemon follows this one when it dies (the setting `takeover_s`)."""
+    """Whether another daemon follows this one when it dies: its mount outlives it."""
 
     def is_of(self, boot: int, place: str) -> bool:
         """Returns whether the reporter was on this host since it was started, with the store that

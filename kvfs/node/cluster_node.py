@@ -427,7 +427,6 @@ async def joined_cluster(
             media=_media(config),
             capacity_bytes=capacity,
             tls=config.peer_tls != "off",
-            returns=config.takeover_s > 0,
         )
         member = await _join(stack, config, store, about, goes_on=goes_on)
 

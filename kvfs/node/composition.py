@@ -355,13 +355,22 @@ class Node:
 
     def hand_over(self) -> None:
         """Leaves mount, store and lease to the next daemon when this node stops."""
-        self.is_handed_over = True
+        self._set_handed_over(True)
+
+    def _set_handed_over(self, value: bool) -> None:
+        self.is_handed_over = value
         if self.cluster is not None:
-            self.cluster.member.is_handed_over = True
+            self.cluster.member.is_handed_over = value
 
     def ready(self) -> None:
-        """Ends the start: the node serves."""
+        """Ends the start: the node serves, and nothing is left to the next daemon any more."""
         self.ready_after_s = time.monotonic() - self.started
+        self._set_handed_over(False)
+
+    def tell_return(self, *, returns: bool) -> None:
+        """Has the cluster know whether another daemon follows this one when it dies."""
+        if self.cluster is not None:
+            self.cluster.member.returns = returns
 
     async def changed(self, changes: Sequence[Change]) -> None:
         """Returns when every mount has forgotten these names, and drops each inode that lost its

@@ -104,6 +104,8 @@ async def open_node(config: Config, inherit: Inherit | None = None) -> AsyncIter
             with contextlib.closing(data_files(store)) as files:
                 survivors.hold_drafts(files)
         node = Node(config, store, engine, local, known, gone, cluster)
+        if survivors is not None:
+            node.hand_over()  # unless it comes to serve
         closing.callback(node.files.close)
         ears.append(node.hear)
         if node.names is not None:

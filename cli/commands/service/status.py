@@ -8,6 +8,7 @@ import click
 from cli import node_requests, settings_options
 from cli.commands.admin import nodes
 from kvfs.base.config import Config
+from kvfs.base.control import NoNode
 from kvfs.base.printable import printable
 from kvfs.base.units import format_size
 
@@ -26,11 +27,29 @@ _EVICTED: Final = {
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(config: Config, as_json: bool) -> None:
     """Show the running node: mount, data path, space, doors."""
-    status = node_requests.ask(config, "status")
+    status = _ask(config)
     if as_json:
         click.echo(json.dumps(status))
     else:
         _show(status)
+
+
+def _ask(config: Config) -> dict[str, Any]:
+    """Raises NoNode, which tells of a mount that waits for a node."""
+    from gateway.holder import claim
+
+    try:
+        status: dict[str, Any] = node_requests.ask(config, "status")
+    except NoNode:
+        found = claim.waiting(config.store / "run")
+        if found is None:
+            raise
+        why = f"; the last start failed: {found.why}" if found.why else ""
+        raise NoNode(
+            f"no node serves the store {config.store}: its mount waits {found.left_s} s more for"
+            f" one{why}"
+        ) from None
+    return status
 
 
 def _show(status: dict[str, Any]) -> None:
