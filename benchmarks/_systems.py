@@ -78,7 +78,7 @@ class Kvfs(System):
         self.store = base / "store"
         self.mountpoint = base / "mount"
         self.mode = mode
-        self._arguments = arguments
+        self.arguments = arguments
         self._inside = inside
         self._interpreter = sys.executable
         if checkout is not None:
@@ -97,9 +97,10 @@ class Kvfs(System):
         self.up()
         self.root.mkdir(exist_ok=True)
 
-    def up(self) -> None:
+    def up(self, limit_s: float = _START_S) -> None:
         """Returns when the mount answers. Raises Unavailable."""
-        self._node("up", "--daemon", "--mode", self.mode, *self._arguments)
+        words = ("--mount", str(self.mountpoint), "--daemon", "--mode", self.mode)
+        self.command("up", *words, *self.arguments, limit_s=limit_s)
         pid = self.daemon()
         if pid is not None and self._guard is not None:
             self._guard.process(pid)
@@ -117,7 +118,7 @@ class Kvfs(System):
     def _node(self, name: str, *arguments: str) -> None:
         self.command(name, "--mount", str(self.mountpoint), *arguments)
 
-    def command(self, *words: str) -> str:
+    def command(self, *words: str, limit_s: float = _START_S) -> str:
         """What a command of `kvfs` on this store prints. Raises Unavailable where it fails."""
         done = subprocess.run(
             [*self._inside, self._interpreter, *_KVFS_PROGRAM, *words, "--store", str(self.store)],
@@ -125,7 +126,7 @@ class Kvfs(System):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_START_S,
+            timeout=limit_s,
             check=False,
         )
         if done.returncode:

@@ -2,8 +2,9 @@
 
 Some blocks are made as engines make them (a temporary name, then a rename), the others in the
 stores of the nodes while these are stopped, by the same transactions. Then the nodes start and tell
-each other of all names, start once more with what they know, and a fourth node joins. Prints a
-table, then one JSON object.
+each other of all names, start once more with what they know, and a fourth node joins. With
+`--files`: what so many files of a durable namespace mean to the start of a lone node and of a
+cluster's, and to a node that joins. Prints a table, then one JSON object.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import kvfs
-from benchmarks import _processes, _program, _report, _several
+from benchmarks import _file_rows, _processes, _program, _report, _several
 from benchmarks._bulk_blocks import Sample, fill, name_of
 from benchmarks._scale_rows import create_and_rename
 from benchmarks._systems import Kvfs, Unavailable, processor_s
@@ -314,7 +315,10 @@ def main() -> int:
     chosen = QUICK if options.quick else FULL
     extent = Extent(options.blocks or chosen.blocks, options.real or chosen.real)
     with _program.place(options.dir, _say) as place:
-        figures = measure_reads(place) if options.reads else measure(place, extent)
+        if options.files:
+            figures = _file_rows.measure(place.base, place.guard, extent.blocks, _say)
+        else:
+            figures = measure_reads(place) if options.reads else measure(place, extent)
     report: dict[str, Any] = {
         "benchmark": "blocks",
         "quick": options.quick,
@@ -332,6 +336,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="dev bench blocks", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="60,000 blocks")
     parser.add_argument("--reads", action="store_true", help="nothing but small reads, 20 s")
+    parser.add_argument("--files", action="store_true", help="as many files of a durable namespace")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object there too")
     parser.add_argument("--blocks", type=int, metavar="N", help="in all; default 10 million")
     parser.add_argument("--real", type=int, metavar="N", help="by mounts; default 100,000")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from kvfs.base.errors import NoSpace
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.replica.applier import Applied
@@ -107,3 +108,8 @@ def in_redis(url: str) -> list[tuple[bytes, bytes]]:
         return everything(engine)
     finally:
         engine.close()
+
+
+def no_space(*_: object) -> None:
+    """Stands for what finds the disk full."""
+    raise NoSpace("no space is left")

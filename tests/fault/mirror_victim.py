@@ -27,7 +27,7 @@ STEPS: Final[dict[str, tuple[type, str]]] = {
     "hear": (Follower, "take"),  # the server has answered
     "apply": (Applier, "apply"),  # with the mark, in one commit of the mirror
     "begin": (Applier, "begin"),  # a new mirror is to be read
-    "fill": (Applier, "fill"),  # a page of it was
+    "load": (Applier, "load"),  # a part of it was
     "finish": (Applier, "finish"),  # all of it was
 }
 

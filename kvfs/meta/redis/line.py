@@ -17,7 +17,10 @@ from kvfs.meta.redis.scripts import Item, Script
 
 _READ_BYTES: Final = 1 << 17
 _LARGEST: Final = 512 << 20
+_MANY: Final = 16
+"""Strings of a list from which it pays to take them together."""
 _PENDING: Final = object()
+_STRING: Final = ord("$")
 
 
 class ServerLost(Exception):
@@ -47,6 +50,8 @@ class RespParser:
         if it is none."""
         at = 0
         while True:
+            if self._open and self._size < 0:
+                at = self._strings(at)
             item, at = self._item(at)
             if item is _PENDING:
                 break
@@ -71,7 +76,7 @@ class RespParser:
         if end < 0:
             return _PENDING, at
         kind, line = buffer[at], bytes(memoryview(buffer)[at + 1 : end])
-        if kind == 0x24:  # $
+        if kind == _STRING:
             number = _number(line)
             if number < 0:
                 return None, end + 2
@@ -84,6 +89,26 @@ class RespParser:
             self._open.append((number, []))
             return self._item(end + 2)
         return _simple(kind, line), end + 2
+
+    def _strings(self, at: int) -> int:
+        """Takes whole strings of the innermost incomplete list, but for its last item; returns
+        where they end. Less than half of what they cost one by one: a page of a scan has 4,000."""
+        count, items = self._open[-1]
+        if count - len(items) < _MANY:
+            return at
+        data, begun = bytes(memoryview(self._buffer)[at:]), at
+        find, take, at = data.find, items.append, 0
+        for _ in range(count - len(items) - 1):
+            end = find(b"\r\n", at)
+            if end < 0 or data[at] != _STRING:
+                break
+            first = end + 2
+            size = _number(data[at + 1 : end])
+            if size < 0 or len(data) < first + size + 2:
+                break
+            take(data[first : first + size])
+            at = first + size + 2
+        return begun + at
 
     def _fold(self, item: Any) -> Any:
         """Puts an item into the list it belongs to; returns what is completed by it, or PENDING."""

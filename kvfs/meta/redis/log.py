@@ -12,7 +12,7 @@ The log is the stream `x`. Each script that writes adds one entry, under a numbe
   later one is refused: a program that took it for its own would apply something else.
 
 It is bounded: 50,000 entries, and some 64 MiB. A replica that needs older ones reads everything
-anew (`kvfs.meta.replica.follower`). A replica that stands at (position, token) is told one of
+anew (`kvfs.meta.replica.filling.filler`). A replica that stands at (position, token) is told one of
 
 | status | meaning |
 |---|---|

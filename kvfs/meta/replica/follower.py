@@ -21,13 +21,10 @@ import trio
 from kvfs.base import detach
 from kvfs.base.clock import now
 from kvfs.base.errors import EngineAway, KvfsError, NoSpace, Unavailable
-from kvfs.meta import keys
 from kvfs.meta.node_leases import Lost
 from kvfs.meta.redis.calling import RetryingClient
 from kvfs.meta.redis.log import (
-    BEGIN,
     ENTRIES,
-    MISSING,
     POSITION,
     LogEntry,
     LogReply,
@@ -36,6 +33,7 @@ from kvfs.meta.redis.log import (
 )
 from kvfs.meta.redis.scripts import TOP
 from kvfs.meta.replica.applier import Applier
+from kvfs.meta.replica.filling.filler import Filler
 from kvfs.meta.replica.leader_batch import LeaderBatch, Waiting
 
 _BLOCK_S: Final = 0.5
@@ -47,9 +45,6 @@ _BURST: Final = 5
 _CALM_PER_S: Final = 250
 """Entries of the log that are read at once: so many, and as many more each second. A reader waits
 for a file that was just closed, and few other commits are no load."""
-_PAGE_KEYS: Final = 2_000
-_SCANNED: Final = b"0"
-"""The cursor with which a scan begins, and which says that it has ended."""
 _RETRY_S: Final = 0.25
 _FULL_RETRY_S: Final = 5.0
 """Time until the next attempt where this node has no space: each may read all that the server
@@ -91,6 +86,7 @@ class Follower:
         self._whose = "" if applier.shard == TOP else f"namespace {applier.shard}: "
         """How messages begin."""
         self._turns = LeaderBatch[_CatchUp](self._ask_for_all)
+        self._filler = Filler(applier, following, self._catch_up_here, self._apply)
         self.whole = trio.Event()
         self.heard_at = 0.0
         """The time, by `now`, at which the replica held everything committed; 0: not heard yet, or
@@ -309,6 +305,9 @@ class Follower:
             return (position, token) == (b"%d" % mark.position, mark.token)
         return await self._applier.has_or_makes(int(position), token)
 
+    async def _catch_up_here(self) -> None:
+        await self.catch_up_by(self._following)
+
     async def until_idle(self) -> None:
         """Returns when nobody waits."""
         await self._turns.until_idle()
@@ -331,63 +330,13 @@ class Follower:
             each.conclude()
 
     async def fill(self) -> None:
-        """Reads the replica anew unless it is whole. Raises Unavailable: it is to be begun again.
-
-        HSCAN gives all that is there from its beginning to its end, in no order; what comes,
-        changes or goes meanwhile is in the log. Its cursor means nothing to another server, nor to
-        this one after a restart."""
-        applier, caller = self._applier, self._following
-        if applier.mark.filled is None:
-            self.whole.set()
-            return
-        position, token = await caller.script(BEGIN)
-        applier.begin(int(position), token, await self._namespaces())
-        _log.info("%sreading all metadata from the engine", self._whose)
-        if (places := applier.places()) and (gone := await caller.script(MISSING, *places)):
-            applier.drop(gone)  # of which shard a key is, is known before it comes
-        if self._is_short:
-            await self._drop_missing(is_following=False)
-            # LMDB gives the pages that a commit freed to the second one after it.
-            applier.begin(int(position), token)
-        connections, cursor = caller.connections, b""
-        while cursor != _SCANNED:
-            options = (cursor or _SCANNED, b"COUNT", _PAGE_KEYS)
-            cursor, found = await caller.call(b"HSCAN", caller.values, *options)
-            if caller.connections != connections:
-                raise Unavailable("the engine's server changed while all metadata were read")
-            applier.fill(found[::2], found[1::2])
-            # What was read is as of now: it is only whole with all that was logged since it began.
-            await self.catch_up_by(caller)
-        await self._drop_missing()
-        applier.finish()
-        self._full_at, self._is_short = 0, False
+        """Reads the replica anew unless it is whole. Raises Unavailable, NoSpace: it is to be begun
+        again."""
+        if self._applier.mark.filled is not None:
+            _log.info("%sreading all metadata from the engine", self._whose)
+            await self._filler.fill(is_short=self._is_short)
+            self._full_at, self._is_short = 0, False
         self.whole.set()
-
-    async def _namespaces(self) -> list[tuple[bytes, bytes]]:
-        """Returns the records of all namespaces that the server has: which keys of them are this
-        node's own is known before these come."""
-        if self._applier.shard != TOP:
-            return []
-        caller, found = self._following, list[tuple[bytes, bytes]]()
-        counter = await caller.call(b"HGET", caller.values, keys.counter(0))
-        following = 0 if counter is None else keys.unpack_u64(counter)
-        for first in range(1, following, _PAGE_KEYS):
-            names = [keys.namespace(i) for i in range(first, min(first + _PAGE_KEYS, following))]
-            values = await caller.call(b"HMGET", caller.values, *names)
-            found += [pair for pair in zip(names, values, strict=True) if pair[1] is not None]
-        return found
-
-    async def _drop_missing(self, *, is_following: bool = True) -> None:
-        """Removes what the replica has and the server has not: of before, and what went while it
-        was read, of which the log may reach back no more. `is_following`: whether the log is
-        applied meanwhile, for which there may be no space before."""
-        names = self._applier.names(b"", _PAGE_KEYS)
-        while names:
-            self._applier.drop(await self._following.script(MISSING, *names))
-            if is_following:
-                await self.catch_up_by(self._following)
-            self._applier.filled += len(names)
-            names = self._applier.names(names[-1] + b"\0", _PAGE_KEYS)
 
     def begin_anew(self) -> None:
         """Begins to read the replica anew."""

@@ -159,17 +159,18 @@ class ShardMap:
         made = {key[1:] for key in proposal.writes if key[0] == _PLACE} - {_MADE_FROM_NOW_ON}
         return divided(proposal, self.spaces | made if made else self.spaces, at)
 
-    def names(self, t: Transaction, shard: int, start: bytes) -> Iterator[bytes]:
-        """Yields the keys of a shard from `start` on."""
+    def names(self, t: Transaction, shard: int, start: bytes, end: bytes = _END) -> Iterator[bytes]:
+        """Yields the keys of a shard from `start` on, before `end`."""
         if shard == TOP:
-            yield from (key for key in t.scan_keys(start, _END) if self.shard_of(key) == TOP)
+            yield from (key for key in t.scan_keys(start, end) if self.shard_of(key) == TOP)
             return
         space = keys.pack_u16(shard)
         for kind in sorted(_OF_NAMESPACE | {_HELD}):
             if kind < start[0] if start else False:
                 continue
             for prefix in _held(t, space) if kind == _HELD else (bytes([kind]) + space,):
-                yield from t.scan_keys(max(start, prefix), max(start, keys.after(prefix)))
+                last = min(end, keys.after(prefix))
+                yield from t.scan_keys(max(start, prefix), max(start, last))
 
 
 def _held(t: Transaction, space: bytes) -> Iterator[bytes]:

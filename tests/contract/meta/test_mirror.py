@@ -1,6 +1,7 @@
 """Several mirrors of one engine: what one commits the others have, whatever they do beside it."""
 
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +23,9 @@ from kvfs.meta.redis.scripts import Script
 from kvfs.meta.redis.slots import slot_of
 from kvfs.meta.replica import process_transactions
 from kvfs.meta.replica.direct_engine import DirectEngine
+from kvfs.meta.replica.filling.staging import StagedPairs
 from kvfs.meta.replica.replica_mark import refuse_replica
-from tests.contract.mirrors import Mirror, everything, in_redis
+from tests.contract.mirrors import Mirror, everything, in_redis, no_space
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 
 
@@ -439,6 +441,54 @@ def test_a_new_mirror_is_filled_with_all_there_is(one: Mirror, url: str, tmp_pat
     try:
         assert everything(late) == everything(one)
         assert late.engine.position == one.engine.position
+    finally:
+        late.close()
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_mirror_that_is_read_while_others_commit_has_all_that_they_did(
+    one: Mirror,
+    url: str,
+    server: RedisServer | RedisCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_sorted: bool,
+    is_new: bool,
+) -> None:
+    """Also where there is no space to sort what is read."""
+    late = Mirror(tmp_path / "late", url, node=3)
+    put(late, b"k", b"gone")
+    late.close()
+    one.transact_now(lambda t: [t.put(b"k%05d" % n, b"%d" % n) for n in range(6_000)])
+    one.transact_now(lambda t: t.delete(b"k"))
+    if is_new:
+        shutil.rmtree(tmp_path / "late")
+    else:
+        tamper(server, url, "XTRIM", "x", "MAXLEN", 1)
+    call, pages = RetryingClient.call, list[int]()
+
+    def change(t: Transaction) -> None:
+        for number in range(len(pages), 6_000, 10):
+            t.delete(b"k%05d" % number)
+            t.put(b"k%05d" % (number + 3), b"changed at page %d" % len(pages))
+            t.put(b"new %05d" % number, b"")
+
+    async def called(client: RetryingClient, *command: Any, **options: Any) -> Any:
+        if command[0] == b"HSCAN":
+            pages.append(len(pages))
+            await trio.to_thread.run_sync(one.transact_now, change)
+        return await call(client, *command, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RetryingClient, "call", called)
+        if not is_sorted:
+            patched.setattr(StagedPairs, "add", no_space)
+        late = Mirror(tmp_path / "late", url, node=3)
+    try:
+        assert len(pages) > 2
+        late.catch_up()
+        assert everything(late) == everything(one) == in_redis(url)
     finally:
         late.close()
 

@@ -246,7 +246,7 @@ def test_a_node_that_reads_all_anew_while_a_namespace_comes_back_has_all_of_it(
                 assert await trio.to_thread.run_sync(site.gather, site.one) == [1]
         return found
 
-    monkeypatch.setattr("kvfs.meta.replica.follower._PAGE_KEYS", page)
+    monkeypatch.setattr("kvfs.meta.replica.filling.filler._PAGE_KEYS", page)
     monkeypatch.setattr(RetryingClient, "call", gathering)
     third = Host(tmp_path / "third", site.url, 3, must_follow=lambda _: False)
     assert len(read) > 2

@@ -54,7 +54,7 @@ def test_a_kill_at_a_step_of_a_commit(server: RedisServer, tmp_path: Path, step:
 
 
 @pytest.mark.parametrize(
-    "step", ["before begin", "after begin", "after fill", "before finish", "after finish"]
+    "step", ["before begin", "after begin", "after load", "before finish", "after finish"]
 )
 def test_a_kill_while_a_mirror_is_read(server: RedisServer, tmp_path: Path, step: str) -> None:
     engine = DirectEngine(server.url)

@@ -1,0 +1,1 @@
+"""The first and any later reading of all that a shard has."""
