@@ -67,37 +67,35 @@ class Filler:
             await self._drop_missing()
             # LMDB gives the pages that a commit freed to the second one after it.
             applier.begin(int(position), token)
-        if not await self._read_in_order():
+        try:
+            await self._read_in_order()
+        except NoSpace as error:  # perhaps for want of what the sorted files take
+            _log.warning("metadata are read unsorted, which takes longer: %s", error)
             await self._scan(applier.fill, self._catch_up)
             await self._drop_missing(self._catch_up)
         applier.finish()
 
-    async def _read_in_order(self) -> bool:
-        """Reads all in the order of its keys; returns False, and has written nothing, if there is
-        no space to sort it."""
+    async def _read_in_order(self) -> None:
+        """Reads all, sorts it, and writes it in the order of its keys, then the log since. Raises
+        NoSpace, Unavailable."""
         directory, keep = self._applier.directory, contextlib.closing
         with contextlib.ExitStack() as closing:
-            try:
-                pairs = closing.enter_context(keep(StagedPairs(directory, keys.PLACE)))
-                entries = closing.enter_context(keep(StagedEntries(directory)))
-                listener = _Listener(self._applier, self._caller, entries)
+            pairs = closing.enter_context(keep(StagedPairs(directory, keys.PLACE)))
+            entries = closing.enter_context(keep(StagedEntries(directory)))
+            listener = _Listener(self._applier, self._caller, entries)
 
-                def take(names: Sequence[bytes], values: Sequence[bytes]) -> None:
-                    pairs.add(names, values)
-                    self._applier.filled += len(names)
+            def take(names: Sequence[bytes], values: Sequence[bytes]) -> None:
+                pairs.add(names, values)
+                self._applier.filled += len(names)
 
-                await self._scan(take, listener.listen)
-                pairs.end()
-            except NoSpace as error:
-                _log.warning("metadata are read unsorted, which takes longer: %s", error)
-                return False
+            await self._scan(take, listener.listen)
+            pairs.end()
             await self._load(pairs, listener)
             await listener.listen_now()
             for some in entries:
                 await self._apply(some)
                 await trio.lowlevel.checkpoint()
         await self._catch_up()
-        return True
 
     async def _load(self, pairs: StagedPairs, listener: "_Listener") -> None:
         """Writes the pairs: first the places of namespaces, by which is known of which shard a key
