@@ -4,8 +4,10 @@ opened.
 
 Names are listed in the order of their hashes, and an offset is the hash of the name before it, as
 in ext4. So it tells where to go on whatever came or went meanwhile, in another stream, and after a
-restart: names that stay are neither skipped nor repeated. Of two names of one directory whose
-hashes are equal (one pair in 10^19), one may be missing.
+restart: names that stay are neither skipped nor repeated. A listing begins with the directory as it
+is; where names change meanwhile, it goes on for a while with the names that it began with, those
+that have gone since left out: 100,000 names take 0.1 s to read, and a client a thousand requests.
+Of two names of one directory whose hashes are equal (one pair in 10^19), one may be missing.
 """
 
 from array import array
@@ -37,8 +39,12 @@ _OTHERS_S: Final = 2.0
 _OTHERS_TIMES: Final = 10
 """A listing with names of other nodes is believed for so long, or so many times as long as it took:
 a client that reads a large one by many requests has it gathered only some times."""
+_CHANGED_S: Final = 2.0
+_CHANGED_TIMES: Final = 10
+"""The names of a directory that has changed are listed on for so long, or so many times as long as
+reading them took."""
 _KEPT_NAMES: Final = 500_000
-"""Names of unchanged directories that are kept sorted, some 100 bytes each."""
+"""Names of directories that are kept sorted, some 100 bytes each."""
 
 
 def offset_of(name: bytes) -> int:
@@ -59,13 +65,28 @@ class _Found(NamedTuple):
 class Listing:
     """The sorted names of one directory in one of its states."""
 
-    __slots__ = ("inos", "modes", "names", "offsets", "state", "until")
+    __slots__ = (
+        "changed_until",
+        "inos",
+        "is_changed",
+        "modes",
+        "names",
+        "offsets",
+        "state",
+        "until",
+    )
 
-    def __init__(self, state: tuple[int, int], found: list[_Found], until: float) -> None:
+    def __init__(
+        self, state: tuple[int, int], found: list[_Found], until: float, changed_until: float
+    ) -> None:
         found.sort()
         self.state = state
+        self.is_changed = False
+        """Whether names are known to have changed since."""
         self.until = until
         """The time from which on it is too old (of trio's clock)."""
+        self.changed_until = changed_until
+        """The same where names have changed since, for listings that have begun."""
         self.offsets = array("Q", [each.offset for each in found])
         self.names = [each.name for each in found]
         self.inos = array("Q", [each.ino for each in found])
@@ -96,7 +117,9 @@ class StableListings:
     def changed(self, ino: int) -> None:
         """Notes that names of this directory have changed, which its times may not tell: they go by
         ticks of 4 ms, and clocks of several hosts differ."""
-        self._kept.pop(ino, None)
+        kept = self._kept.get(ino)
+        if kept is not None:
+            kept.is_changed = True
         if ino in self._reading:
             self._outdated.add(ino)
 
@@ -105,39 +128,47 @@ class StableListings:
         for is not the end; none is. Raises Stale; Unavailable."""
         if self._coherence is not None:
             await self._coherence.fresh(ino)
-        listing = await self._listing(ino)
+        listing, is_present = await self._listing(ino, is_begun=offset > _DOTS)
         page = [] if offset >= _DOTS else await self._engine.read(lambda t: dots(t, ino, offset))
         at = max(offset, _DOTS)
         while True:
             following = listing.after(at, limit)
-            found = await self._engine.read(partial(_entries, following))
+            there = following
+            if not is_present:
+                there = await self._engine.read(partial(_still_there, ino, following))
+            found = await self._engine.read(partial(_entries, there))
             if found or not following:
                 return page + found
             at = following[-1][0]  # all of these have gone
 
-    async def _listing(self, ino: int) -> Listing:
+    async def _listing(self, ino: int, *, is_begun: bool) -> tuple[Listing, bool]:
         """Returns the directory's present listing, with some of the changes that are made
-        meanwhile."""
+        meanwhile, and True; for a listing that has begun perhaps an earlier one, and False."""
         inode = await self._engine.read(lambda t: tree.read_inode(t, ino))
-        kept = self._kept.get(ino)
-        if kept is not None and kept.state == _state(inode) and trio.current_time() < kept.until:
-            self._kept.move_to_end(ino)
-            return kept
+        kept, now = self._kept.get(ino), trio.current_time()
+        if kept is not None and now < kept.until:
+            is_present = kept.state == _state(inode) and not kept.is_changed
+            if is_present or (is_begun and now < kept.changed_until):
+                self._kept.move_to_end(ino)
+                return kept, is_present
         self._reading[ino] += 1
         try:
             began = trio.current_time()
             found, others = await self._scan(ino)
             took = trio.current_time() - began
             until = inf if others is None else began + max(_OTHERS_S, _OTHERS_TIMES * took)
-            listing = Listing(_state(inode), found, until)
-            if ino not in self._outdated:
-                self._keep(ino, listing)
+            # What was removed here may be another node's name still.
+            changed_s = 0.0 if others is not None else max(_CHANGED_S, _CHANGED_TIMES * took)
+            changed_until = began + changed_s
+            listing = Listing(_state(inode), found, until, changed_until)
+            listing.is_changed = ino in self._outdated
+            self._keep(ino, listing)
         finally:
             self._reading[ino] -= 1
             if not self._reading[ino]:
                 del self._reading[ino]
                 self._outdated.discard(ino)
-        return listing
+        return listing, True
 
     async def _scan(self, ino: int) -> tuple[list[_Found], AllNames | None]:
         """Returns the names, and what told those of other nodes."""
@@ -183,6 +214,16 @@ def _state(inode: Inode) -> tuple[int, int]:
 
 def _children(ino: int, last: bytes, t: Transaction) -> list[tree.Child]:
     return tree.list_children(t, ino, last, _BATCH)
+
+
+def _still_there(directory: int, some: list[_Found], t: Transaction) -> list[_Found]:
+    """Returns those of these names that the directory still has, each with its present inode."""
+    found: list[_Found] = []
+    for each in some:
+        now = tree.find(t, directory, each.name)
+        if now is not None:
+            found.append(each._replace(ino=now[0]))
+    return found
 
 
 def _entries(some: list[_Found], t: Transaction) -> list[ListingEntry]:

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.fuse.names import directory_streams
 from gateway.fuse.names.directory_streams import DirectoryStreams, ListingEntry
+from gateway.fuse.views import stable_listing
 from gateway.fuse.views.stable_listing import StableListings
 from kvfs.tree import tree
 from tests.contract.node.test_name_finder import TOP
@@ -129,9 +130,55 @@ def _names(host: Listed) -> list[bytes]:
 
 
 def _remove_one(host: Listed, chance: random.Random) -> None:
-    name = chance.choice(_names(host))
+    _remove(host, chance.choice(_names(host)))
+
+
+def _remove(host: Listed, name: bytes) -> None:
     host.engine.transact_now(lambda t: tree.unlink(t, TOP, name, 1, _keep))
 
 
 def _keep(_ino: int) -> bool:
     return True
+
+
+def test_a_listing_that_has_begun_reads_a_changing_directory_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what changes meanwhile it says what is so; the next one begins with what is there."""
+    monkeypatch.setattr(stable_listing, "_CHANGED_S", 600.0)
+
+    async def step(here: Listed, _one: Listed, _other: Listed) -> None:
+        for number in range(COUNT):
+            here.write(b"%04d" % number)
+        node = node_of(here)
+        node.names = None
+        listings = StableListings(node)
+        scans = 0
+        scan = listings._scan
+
+        async def counted(ino: int) -> Any:
+            nonlocal scans
+            scans += 1
+            return await scan(ino)
+
+        listings._scan = counted  # type: ignore[method-assign]
+        found = await listings.read(TOP, 0, LIMIT)
+        told = {each.name for each in found}
+        ahead = [name for n in range(COUNT) if (name := b"%04d" % n) not in told]
+        gone, other, renamed = ahead[:3]
+        for name in (gone, renamed):
+            _remove(here, name)
+        number = here.write(renamed)
+        here.write(b"new")
+        listings.changed(TOP)
+        found += await rest(listings, TOP, found[-1].following)
+        numbers = {each.name: each.ino for each in found}
+        assert scans == 1
+        assert gone not in numbers
+        assert other in numbers
+        assert set(numbers) - {b".", b".."} == {*told, *ahead} - {gone, b".", b".."}
+        assert numbers[renamed] == number
+        assert b"new" in {each.name for each in await rest(listings, TOP, 0)}
+        assert scans == 2
+
+    run_lists(tmp_path, step)
