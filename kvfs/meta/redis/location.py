@@ -105,10 +105,10 @@ def shown(url: str) -> str:
     if not separator or not _is_scheme(scheme):
         return "that"
     _, _, rest = without_user(url).partition("://")
+    if scheme != "unix":
+        rest = rest.rpartition("@")[2]  # of a URL within a URL, as it may be pasted
     authority, slash, path = rest.partition("/")
     path, _, _ = path.partition("?")
-    if scheme != "unix":
-        path = path.rpartition("@")[2]  # of a URL within a URL, as it may be pasted
     return f"{scheme}://{authority.partition('?')[0]}{slash}{path}"
 
 

@@ -555,7 +555,7 @@ def read_answer(packed: bytes) -> LogReply:
 
 def _refuse_later(packed: bytes) -> None:
     """Raises NotSupported where an answer cannot be read since an entry is of a later version."""
-    with contextlib.suppress(ValueError, msgspec.DecodeError):
+    with contextlib.suppress(ValueError, msgspec.DecodeError, RecursionError):
         for name, *_, version in _decode_of_any_version(packed)[1]:
             _check_version(name, version)
 
