@@ -206,6 +206,7 @@ def test_it_ends_when_the_client_goes() -> None:
     assert trio.run(main).ended.is_set()
 
 
+@pytest.mark.usefixtures("patient")
 def test_it_ends_when_it_is_cancelled() -> None:
     async def main() -> Held:
         work = Held()
