@@ -149,6 +149,7 @@ def _survivors(taken: KeptMount, views: Collection[int]) -> Survivors:
             each.request,
             entry,
             namespace_of(each.number) if each.request & VIEWED else 0,
+            bool(each.is_cut),
         )
         for entry, each in files
     ]

@@ -503,6 +503,9 @@ class _NeverPassed:
     def renamed(self, _file: OpenFile) -> None:
         pass
 
+    def cut(self, _file: OpenFile, _is_cut: bool) -> None:
+        pass
+
     def handle_released(self, _handle: Handle) -> None:
         pass
 

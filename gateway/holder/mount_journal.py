@@ -7,6 +7,7 @@ word is written.
 | entry | written | removed |
 |---|---|---|
 | an open file, under its handle's number | before the reply to OPEN or CREATE | by RELEASE |
+| that an open file was cut to nothing | before it is | before it is published |
 | a backing file, under its id | when it is registered | when it is withdrawn |
 | an open directory, and the page that was asked for last | before each reply | by RELEASEDIR |
 | the inode that a request makes, names or removes | before its commit | once it is answered |
@@ -52,10 +53,11 @@ _ABOUT_AT: Final = 64
 _ABOUT_MOST: Final = 3072
 _FORMERS: Final = 32
 _TABLES_AT: Final = 4096
-_FILE: Final = struct.Struct("<QQQIxxxxQQ")
-"""Number of the kernel's inode, of the request that opened it, version, flags of the open, owner
-(all ones: none), handle."""
+_FILE: Final = struct.Struct("<QQQIIQQ")
+"""Number of the kernel's inode, of the request that opened it, version, flags of the open, whether
+it was cut, owner (all ones: none), handle."""
 _VERSION_AT: Final = 16
+_CUT_AT: Final = 28
 _BACKING: Final = struct.Struct("<QQ")
 """Number of the kernel's inode, id."""
 _DIRECTORY: Final = struct.Struct("<QQQQHxxxxxx")
@@ -66,6 +68,7 @@ _KEY_MOST: Final = _DIRECTORY_BYTES - _DIRECTORY.size - 8
 _NOTE: Final = struct.Struct("<QQQIHHIxxxxQ")
 """Inode (of an append: its place); the name of the process at the server, number and shard of what
 was sent, place in it; the state of the note; generation; number of the request."""
+_CUT: Final = struct.Struct("<I")
 _STATE: Final = struct.Struct("<H")
 _STATE_AT: Final = 30
 _MOST: Final = (1 << 20, 1 << 20, 1 << 14, 1 << 16)
@@ -143,6 +146,8 @@ class JournaledFile(NamedTuple):
     request: int
     version: int
     flags: int
+    is_cut: bool
+    """Whether it was cut to nothing since it was opened for writing, or published last."""
     owner: int
     fh: int
 
@@ -292,6 +297,10 @@ class MountJournal:
     def renamed(self, number: int, version: int) -> None:
         """Notes that the data file of an open file has another version from now on."""
         _HANDLE.pack_into(self._map, _AT[0] + number * _FILE.size + _VERSION_AT, version)
+
+    def cut(self, number: int, is_cut: bool) -> None:
+        """Notes whether an open file was cut to nothing since it was published last."""
+        _CUT.pack_into(self._map, _AT[0] + number * _FILE.size + _CUT_AT, is_cut)
 
     # ---- requests
 

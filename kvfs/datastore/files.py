@@ -20,7 +20,6 @@ makes it.
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -187,9 +186,15 @@ class DataFiles:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_arriving(ino, version), dir_fd=self._directory)
 
-    def clear_arriving(self) -> None:
-        """Drops the arriving files that a killed process left."""
-        shutil.rmtree(f"{self.root}/{_ARRIVING}", ignore_errors=True)
+    def clear_arriving(self, is_kept: Callable[[int], bool]) -> None:
+        """Drops the arriving files that a killed process left, but for drafts of inodes of which
+        `is_kept` says that programs have them open."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(f"{self.root}/{_ARRIVING}"):
+                with contextlib.suppress(OSError, ValueError):
+                    if name.endswith(".draft") and is_kept(int(name.partition(".")[0], 16)):
+                        continue
+                    os.unlink(f"{_ARRIVING}/{name}", dir_fd=self._directory)
 
     def open_arriving(self, ino: int, version: int) -> int:
         """Returns a new descriptor, for reading, of a file that is arriving. FileNotFoundError if
@@ -198,8 +203,8 @@ class DataFiles:
 
     def begin_draft(self, ino: int, version: int) -> int:
         """Returns a descriptor of a new, empty file for content that is to replace that of this
-        version, whose data file is not here. A kill leaves nothing of it. FileExistsError when
-        there is one."""
+        version, whose data file is not here. A kill leaves nothing of it, unless the mount outlives
+        its daemon. FileExistsError when there is one."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
         return create_file(self._directory, _draft(ino, version), _CREATE)

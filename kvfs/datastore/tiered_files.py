@@ -144,10 +144,10 @@ class TieredFiles(DataFiles):
         except FileNotFoundError:
             self._elsewhere(lambda files: files.sync_name(ino, version))
 
-    def clear_arriving(self) -> None:
-        super().clear_arriving()
+    def clear_arriving(self, is_kept: Callable[[int], bool]) -> None:
+        super().clear_arriving(is_kept)
         for each in self._others.values():
-            each.clear_arriving()
+            each.clear_arriving(is_kept)
 
     def quarantine(self, ino: int, version: int, reason: Reason) -> str | None:
         found = self.own.quarantine(ino, version, reason)

@@ -8,7 +8,7 @@ that could seal, evict or drop them; the mount then gives them their handles aga
 | the data file | is found |
 |---|---|
 | of the version that the journal has | by its name |
-| truncated to nothing before its data had come (a draft) | as such, before drafts are dropped |
+| truncated to nothing before its data had come (a draft) | as such |
 | published anew just before the kill | by the record, whose version is this node's |
 | not whole yet, or dropped since | not here: the mount brings it, or the handle is lost |
 """
@@ -48,6 +48,8 @@ class SurvivingHandle(NamedTuple):
     """The number of its entry in the mount's journal."""
     view: int = 0
     """The namespace whose view has it; 0: the mount itself."""
+    is_cut: bool = False
+    """Whether the file was cut to nothing since it was opened for writing, or published last."""
 
     @property
     def writable(self) -> bool:
@@ -64,6 +66,7 @@ class SurvivingFile:
         self.handles: list[SurvivingHandle] = []
         self.fd = -1
         """-1: the data file is not here, or somebody has taken it."""
+        self.is_draft = False
 
     @property
     def writable(self) -> bool:
@@ -79,7 +82,7 @@ class SurvivingFile:
         """Takes over another, which is the same data file."""
         self.handles += other.handles
         if self.fd < 0:
-            self.fd = other.take()
+            self.fd, self.is_draft = other.take(), other.is_draft
         other.close()
 
     def close(self) -> None:
@@ -121,6 +124,7 @@ class Survivors:
             if each.writable:
                 with contextlib.suppress(OSError):
                     each.fd = files.open_draft(each.ino, each.version)
+                    each.is_draft = True
 
     async def hold(self, engine: Engine, files: DataFiles, holders: Holders) -> None:
         """Opens the data files, and counts their handles. Raises Unavailable."""

@@ -98,7 +98,7 @@ class Transfers:
 
     async def run(self) -> None:
         """Brings what is asked for, until cancelled; what was on its way then is left."""
-        self._files.clear_arriving()
+        self._files.clear_arriving(self._volume.holders.busy)
         await self._tasks.run(self._arrivals.run, self.outdated.run)
 
     def begin(self, ino: int, inode: Inode) -> Transfer:

@@ -83,6 +83,9 @@ class BackingRegistry:
     def renamed(self, file: OpenFile) -> None:
         """Does nothing: the kernel knows no version."""
 
+    def cut(self, file: OpenFile, is_cut: bool) -> None:
+        """Does nothing: the kernel knows it."""
+
     def closed(self, file: OpenFile) -> None:
         """Notes that the file's last handle was released."""
         if file.backing_id:

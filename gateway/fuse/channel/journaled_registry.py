@@ -59,7 +59,10 @@ class JournaledRegistry(BackingRegistry):
         file = handle.file
         owner = NOBODY if file.owner is None else file.owner
         entry = self._journal.opened(
-            JournaledFile(number, asking.get(), file.version, handle.flags, owner, handle.fh)
+            JournaledFile(
+                *(number, asking.get(), file.version, handle.flags),
+                *(file.replaces, owner, handle.fh),
+            )
         )
         if entry >= 0:
             self._enter(handle, entry)
@@ -92,6 +95,11 @@ class JournaledRegistry(BackingRegistry):
         """Enters the version that the data file of an open file has now."""
         for entry in self._entries_of.get(file, ()):
             self._journal.renamed(entry, file.version)
+
+    def cut(self, file: OpenFile, is_cut: bool) -> None:
+        """Enters whether an open file was cut to nothing since it was published last."""
+        for entry in self._entries_of.get(file, ()):
+            self._journal.cut(entry, is_cut)
 
     def again(self, handle: Handle) -> tuple[int, int]:
         """Returns what `flags` did for a handle that the kernel has already."""

@@ -71,6 +71,7 @@ class OpenFiles:
         self.publishing: Final = Publishing(
             *(volume, transfers, node.near, node.boot, node.is_strict, self.orphans.lost_place),
             self._renamed,
+            registrations.cut,
         )
         self.get: Final = table.files.get
         """Returns the open file of an inode, if any handle is open."""
@@ -310,7 +311,9 @@ class OpenFiles:
         """Sets the data file's size. Runs in a thread where giving back the blocks takes long, or
         an earlier sync of the file failed: a file that is cut to nothing is rid of that failure."""
         file.rewritten = True
-        file.replaces = file.replaces or not size
+        if not size and not file.replaces:
+            file.replaces = True
+            self._registrations.cut(file, True)
         if size == 0 and file_sync.is_lost(file.fd):
             await detach.aside()
             await trio.to_thread.run_sync(file_sync.truncate, file.fd, size)

@@ -41,6 +41,9 @@ class Registrations(Protocol):
     def renamed(self, file: OpenFile) -> None:
         """Notes that the data file of an open file may have another version since."""
 
+    def cut(self, file: OpenFile, is_cut: bool) -> None:
+        """Notes whether an open file was cut to nothing since it was published last."""
+
 
 class OpenTable:
     """The open files of one mount. Used from the event loop."""

@@ -63,11 +63,13 @@ class Publishing:
         is_strict: Callable[[int], bool],
         unplaced: Callable[[int, int], None],
         renamed: Callable[[OpenFile], object],
+        cut: Callable[[OpenFile, bool], object],
     ) -> None:
         """`near`: what commits at once. `is_strict`: whether other nodes see each change of a file
         at once; then nobody goes past it. `unplaced` is told the inode and the data version of an
         open file that has no place any more, `renamed` an open file whose data file may have
-        another version since."""
+        another version since, `cut` one that is about to be published: what comes after builds on
+        that."""
         self._volume = volume
         self._transfers = transfers
         self._near = near
@@ -76,6 +78,7 @@ class Publishing:
         self._is_strict = is_strict
         self._unplaced = unplaced
         self._renamed = renamed
+        self._cut = cut
 
     async def begin_writing(self, file: OpenFile) -> None:
         """Records that the data file may change from here on, before its first byte does."""
@@ -134,6 +137,8 @@ class Publishing:
         record = self._recording(file, st, boot)
         waiting: list[trio.Event] = []
         file.publishing = waiting
+        if file.replaces:
+            self._cut(file, False)
         try:
             if file.is_mappable:
                 await self._fix(file)
@@ -176,6 +181,8 @@ class Publishing:
             return True
         if file.is_mappable:
             return False
+        if file.replaces:
+            self._cut(file, False)
         try:
             record = self._recording(file, st, self._boot, yields=file.is_appended)
             done = self._near.try_now(record, private=file.ino, behind=True)

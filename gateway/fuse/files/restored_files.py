@@ -111,7 +111,7 @@ class JournaledOpenFiles(OpenFiles):
                 log.warning("inode %x was open, and cannot be opened again: %s", ino, error)
                 return None
         file = OpenFile(ino, version, fd, writable, record)
-        file.is_former = is_former
+        file.is_former, file.is_draft = is_former, found.is_draft
         if is_former:
             self._table.formers.setdefault(ino, []).append(file)
         else:
@@ -143,6 +143,7 @@ def _restored(
     file.atime_ns = record.atime_ns
     file.is_new = not record.flags & Flag.PUBLISHED
     file.is_mappable = not record.flags & Flag.SEALED
+    file.replaces = any(each.is_cut for each in handles)
     made = []
     for each in handles:
         handle = Handle(each.fh, file, each.flags, each.writable)

@@ -246,10 +246,20 @@ def test_what_does_not_arrive_goes(files: DataFiles) -> None:
     files.drop_arriving(INO, 0)
     os.close(fd)
     os.close(files.begin_arriving(INO, 1, 5))
-    files.clear_arriving()
+    files.clear_arriving(lambda _: True)
     with pytest.raises(FileNotFoundError):
         files.open_arriving(INO, 1)
     os.close(files.begin_arriving(INO, 1, 5))
+
+
+def test_drafts_that_programs_have_open_are_kept(files: DataFiles) -> None:
+    for ino in (INO, INO + 1):
+        os.close(files.begin_draft(ino, 1))
+    Path(files.root, "arriving", "no number.draft").touch()
+    files.clear_arriving(lambda ino: ino == INO)
+    os.close(files.open_draft(INO, 1))
+    with pytest.raises(FileNotFoundError):
+        files.open_draft(INO + 1, 1)
 
 
 def test_a_new_version_of_the_same_data_file(files: DataFiles) -> None:

@@ -1,6 +1,7 @@
 """Nodes of a cluster whose daemons are killed, or replaced: their programs go on, and other nodes
 see what they did once."""
 
+import errno
 import os
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 from kvfs import Client
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs
+from tests.integration.posix import refused
 from tests.integration.several import Several, several
 from tests.integration.takeover.successor import DEADLINE_S, WAIT, follow, kill
 
@@ -84,6 +86,30 @@ def test_what_the_other_node_did_meanwhile_is_seen(pair: Several) -> None:
             assert os.pread(again.fileno(), 10, 0) == b"newer"
             assert (here / "file").read_bytes() == b"newer"
     assert (here / "file").read_bytes() == b"newer"
+
+
+def test_what_was_cut_to_nothing_goes_past_newer_closes_also_by_the_next_daemon(
+    pair: Several,
+) -> None:
+    """And by the one after it; once it is published, it goes past nobody any more."""
+    here, there = (node.mount / "models" / "cut" for node in pair.nodes)
+    there.write_bytes(b"at first")
+    wait_until(here.exists, "both nodes know it")
+    with here.open("wb", buffering=0) as cut:
+        cut.write(b"mine")
+        there.write_bytes(b"theirs")
+        kill(pair.nodes[0])
+        kill(pair.nodes[0])
+        os.fsync(cut.fileno())
+        assert there.read_bytes() == b"mine"
+        there.write_bytes(b"theirs again")
+        kill(pair.nodes[0])
+        cut.write(b"more")
+        with refused(errno.ESTALE):
+            os.fsync(cut.fileno())
+        with refused(errno.ESTALE):
+            cut.close()
+    assert here.read_bytes() == there.read_bytes() == b"theirs again"
 
 
 def test_a_restart_keeps_mount_and_lease(pair: Several) -> None:

@@ -35,7 +35,7 @@ def _reopened(journal: MountJournal) -> MountJournal:
 
 def test_what_is_open_is_found_and_what_was_closed_is_not() -> None:
     journal = MountJournal.made()
-    files = [JournaledFile(ino, 7, 1, os.O_RDWR, 0, 100 + ino) for ino in range(1, 5)]
+    files = [JournaledFile(ino, 7, 1, os.O_RDWR, ino == 3, 0, 100 + ino) for ino in range(1, 5)]
     entries = [journal.opened(each) for each in files]
     journal.released(entries[1])
     first, second = journal.registered(1, 11), journal.registered(2, 12)
