@@ -38,7 +38,7 @@ def obstacle(config: Config) -> str:
     if not found.available:
         return found.reason
     for name, is_set in (
-        ("cold", bool(config.cold)),
+        ("cold in a cluster", bool(config.cold and config.engine)),
         ("mode libfuse", config.mode == "libfuse"),
     ):
         if is_set:

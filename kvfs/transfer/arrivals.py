@@ -70,13 +70,17 @@ class Arrivals:
         index: Index,
         holders: Holders,
         drop: Callable[[Sequence[Name]], Awaitable[None]],
+        *,
+        is_shared: bool,
     ) -> None:
-        """`drop` unlinks data files whose records are others by now."""
+        """`drop` unlinks data files whose records are others by now. `is_shared`: whether there are
+        other nodes, so that data files which a kill kept from being recorded are looked for."""
         self._engine = engine
         self._files = files
         self._index = index
         self._holders = holders
         self._drop = drop
+        self._is_shared = is_shared
         self._unheld: dict[Name, bytes] = {}
         """The files that are not recorded yet, and the checksums of their chunks."""
         self._wake, self._hurry = trio.Event(), trio.Event()
@@ -109,7 +113,11 @@ class Arrivals:
             raise Corrupt(f"{os.fsdecode(inode.name)}: what came does not match its checksum")
         os.utime(transfer.fd, ns=(inode.atime_ns, inode.mtime_ns))
         transfer.ready()
-        self._index.add(ino, version, os.fstat(transfer.fd).st_blocks)
+        blocks = os.fstat(transfer.fd).st_blocks
+        if self._is_shared or not inode.flags & Flag.SEALED:
+            self._index.add(ino, version, blocks)
+        else:  # a kill after the next line must not leave a file that nobody counts or evicts
+            self._index.store([Sealed(ino, version, sums, blocks)])
         self._files.arrived(ino, version)
         if (ino, version) not in self._unheld:
             self._holders.unrecorded(ino)

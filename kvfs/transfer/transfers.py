@@ -68,7 +68,9 @@ class Transfers:
         self.is_shared: Final = origins.has_peers
         """Whether there are other nodes, who may have replaced a file's content."""
         self.outdated: Final = OutdatedData(engine, files, index, volume)
-        self._arrivals = Arrivals(engine, files, index, volume.holders, self.outdated.drop)
+        self._arrivals = Arrivals(
+            *(engine, files, index, volume.holders, self.outdated.drop), is_shared=self.is_shared
+        )
         self._coming: dict[tuple[int, int], Transfer] = {}
         self._borrowed: dict[int, Transfer] = {}
         """Borrowed content, by the data file that it comes into."""

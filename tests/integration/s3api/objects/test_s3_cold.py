@@ -6,7 +6,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -132,8 +132,8 @@ def cold(s3: S3) -> Iterator[Cold]:
 
 
 @contextlib.contextmanager
-def new_cold(s3: S3) -> Iterator[Cold]:
-    """A node with a full cache and a full durable namespace, and a tier of its own."""
+def new_cold(s3: S3, *flags: str, kinds: Sequence[str] = ("cache", "durable")) -> Iterator[Cold]:
+    """A node with a full namespace of each kind, and a tier of its own."""
     bucket = s3.new_bucket()
     pair = s3.users["main"]
     with pytest.MonkeyPatch.context() as patch:
@@ -145,10 +145,10 @@ def new_cold(s3: S3) -> Iterator[Cold]:
         try:
             with (
                 proxied(("127.0.0.1", 0), (s3.host, s3.port)) as proxy,
-                Client(started(node, bucket, proxy).store) as client,
+                Client(started(node, bucket, proxy, *flags).store) as client,
             ):
                 cold = Cold(node, client, s3, bucket, proxy)
-                for number, kind in enumerate(("cache", "durable")):
+                for number, kind in enumerate(kinds):
                     cold.add(f"cold-{kind}", "--kind", kind, seed=number)
                 yield cold
         finally:
@@ -157,10 +157,10 @@ def new_cold(s3: S3) -> Iterator[Cold]:
             s3.remove_bucket(bucket)
 
 
-def started(node: Node, bucket: str, proxy: Proxy) -> Node:
+def started(node: Node, bucket: str, proxy: Proxy, *flags: str) -> Node:
     """With its cold tier behind the proxy."""
     endpoint = f"http://127.0.0.1:{proxy.port}"
-    node.flags = ("--cold", f"s3://{bucket}/tier", "--cold-endpoint", endpoint)
+    node.flags = ("--cold", f"s3://{bucket}/tier", "--cold-endpoint", endpoint, *flags)
     return node.up()
 
 
