@@ -41,7 +41,7 @@ def restricted(tmp_path: Path, certificate: Path) -> RedisServer:
     """A server that lets in, by TLS, a user with these rights alone."""
     server = on_a_port(
         tmp_path / "engine",
-        *("--appendonly", "yes"),
+        *("--appendonly", "yes", "--appendfsync", "no"),
         tls=(
             *("--tls-auth-clients", "no", "--tls-cert-file", str(certificate)),
             *("--tls-key-file", str(certificate.parent / "key")),
