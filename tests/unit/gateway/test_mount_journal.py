@@ -137,7 +137,7 @@ def test_a_journal_of_another_version_is_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        (Config(cold="s3://bucket/prefix"), "cold"),
+        (Config(cold="s3://bucket/prefix", engine="redis://host"), "cold"),
         (Config(mode="libfuse"), "libfuse"),
     ],
 )
@@ -146,7 +146,8 @@ def test_a_node_whose_mount_ends_with_it_says_why(
 ) -> None:
     monkeypatch.setattr(mode_probe, "kernel_version", lambda: (6, 18, 3))
     monkeypatch.setattr(device, "reaches_connections", lambda: True)
-    assert takeover.obstacle(Config()) == ""
+    for lone in (Config(), Config(cold="s3://bucket/prefix")):
+        assert takeover.obstacle(lone) == ""
     assert word in takeover.obstacle(config)
 
 
@@ -156,7 +157,8 @@ def test_a_kernel_or_a_container_without_the_means_says_so(monkeypatch: pytest.M
     assert "6.15" in takeover.obstacle(Config())
     assert mode_probe.takeover().remedy
     monkeypatch.setattr(mode_probe, "kernel_version", lambda: (6, 16, 0))
-    assert takeover.obstacle(Config()) == ""
+    for lone in (Config(), Config(cold="s3://bucket/prefix")):
+        assert takeover.obstacle(lone) == ""
     monkeypatch.setattr(device, "reaches_connections", lambda: False)
     assert "list of connections" in takeover.obstacle(Config())
 

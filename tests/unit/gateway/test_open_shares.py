@@ -31,7 +31,7 @@ def test_a_descriptor_that_cannot_be_opened_holds_no_share(tmp_path: Path) -> No
         is_strict=None,
     )
     memory = SimpleNamespace(attributes=None, content_soon=None)
-    registrations = SimpleNamespace(renamed=None)
+    registrations = SimpleNamespace(renamed=None, cut=None)
     files = OpenFiles(*cast("Any", (node, registrations, memory)))
     (tmp_path / "data").write_bytes(b"data")
     fd = os.open(tmp_path / "data", os.O_RDONLY)

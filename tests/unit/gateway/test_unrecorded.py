@@ -46,7 +46,7 @@ def written(engine: Engine) -> tuple[OpenFiles, OpenFile, int]:
     )
     volume.engine = None
     memory = SimpleNamespace(attributes=nothing, content_soon=nothing)
-    registrations = SimpleNamespace(renamed=nothing)
+    registrations = SimpleNamespace(renamed=nothing, cut=nothing)
     files = OpenFiles(*cast("Any", (node, registrations, memory)))
     files.publishing.publish = engine.publish  # type: ignore[method-assign,assignment]
     files.unrecorded._publish = engine.publish
