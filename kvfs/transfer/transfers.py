@@ -118,13 +118,17 @@ class Transfers:
     async def bring(self, ino: int) -> None:
         """Returns when the file's data are here. When it is cancelled, they may come all the same.
 
-        Raises NotFound, Stale, Unavailable, Corrupt, Conflict (it is written elsewhere all the
-        time), Busy (it is open for writing elsewhere, and not closed), NoSpace, OSError.
+        Raises NotFound (also of a file that another node is making: its content comes under the
+        version that its record has now), Stale, Unavailable, Corrupt, Conflict (it is written
+        elsewhere all the time), Busy (it is open for writing elsewhere, and not closed), NoSpace,
+        OSError.
         """
         for attempt in range(_ATTEMPTS):
             inode = await self._engine.read(lambda t: read_inode(t, ino))
             if self._files.has(ino, inode.version):
                 return
+            if not inode.flags & Flag.PUBLISHED:
+                raise NotFound("another node has not closed the file yet")
             try:
                 await self.begin(ino, inode).whole()
                 return

@@ -156,18 +156,22 @@ def free_port() -> int:
 
 
 def on_a_port(
-    directory: Path, *settings: str, tls: Sequence[str] = (), config: Path | None = None
+    directory: Path,
+    *settings: str,
+    tls: Sequence[str] = (),
+    config: Path | None = None,
+    is_of_cluster: bool = False,
 ) -> RedisServer:
-    """A server that also listens on a port: another one, where somebody else was faster. With
-    settings of `tls` the port is for that."""
+    """A server that also listens on a port, and on one of its cluster's: others, where somebody
+    else was faster. With settings of `tls` the port is for that."""
     for attempt in range(5):
         port = free_port()
         encrypted = ("--tls-port", str(port), *tls) if tls else ()
+        bus = ("--cluster-port", str(free_port())) if is_of_cluster else ()
         with contextlib.suppress(OSError):
             server = RedisServer(
                 directory / str(attempt),
-                *settings,
-                *encrypted,
+                *(*settings, *bus, *encrypted),
                 port=0 if tls else port,
                 config=config,
             )
@@ -257,11 +261,10 @@ class RedisCluster:
     def _start(self, name: str) -> RedisServer:
         settings = (
             *("--cluster-enabled", "yes", "--cluster-node-timeout", str(self._timeout_ms)),
-            *("--cluster-port", str(free_port()), "--cluster-replica-validity-factor", "0"),
-            *("--repl-diskless-sync-delay", "0"),
+            *("--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"),
             *self._settings,
         )
-        return on_a_port(self._directory / name, *settings)
+        return on_a_port(self._directory / name, *settings, is_of_cluster=True)
 
     def _introduce(self, *servers: RedisServer) -> None:
         """To the first one; returns when all know each other."""

@@ -20,7 +20,7 @@ from kvfs.base.background import Background
 from kvfs.base.errors import Busy, Conflict, Invalid, KvfsError, NotFound, Stale, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
-from kvfs.meta.records import Namespace, namespace_of
+from kvfs.meta.records import Flag, Namespace, namespace_of
 from kvfs.policy import placement, rendezvous
 from kvfs.policy.cluster_snapshot import ClusterSnapshot
 from kvfs.tree.copies import replica_counts
@@ -177,7 +177,9 @@ class Copies:
         try:
             await self.ask(node, file, hot=hot)
         except KvfsError as error:
-            log.info("node %d takes no copy of inode %#x: %s", node, file.ino, error)
+            is_past = isinstance(error, Conflict | Stale)  # the next close is asked for anew
+            level = logging.DEBUG if is_past else logging.INFO
+            log.log(level, "node %d takes no copy of inode %#x: %s", node, file.ino, error)
             self.counters["copies_refused"] += 1
             refused[node] = str(error)
             if isinstance(error, Unavailable):
@@ -315,11 +317,12 @@ class Copies:
         raise Unavailable("the copy could not be recorded")
 
     async def _is_at(self, ino: int, version: int) -> bool:
-        """Returns whether the file is known to have come to a version. Raises Conflict if it has a
-        later one, Stale if it is gone, or has no name any more."""
+        """Returns whether the file is known to have come to a version: a new one has its first
+        before it is closed, too. Raises Conflict if it has a later one, Stale if it is gone, or has
+        no name any more."""
         inode = await self.engine.read(lambda t: read_inode(t, ino))
         if inode.version > version:
             raise Conflict("others have replaced the content that was to be taken")
         if not inode.nlink:
             raise Stale("others have removed the file that was to be taken")
-        return inode.version == version
+        return inode.version == version and bool(inode.flags & Flag.PUBLISHED)

@@ -56,6 +56,26 @@ def test_what_is_not_here_is_brought_whole(tmp_path: Path, size: int, sealed: bo
     on_nodes(tmp_path, 2, test)
 
 
+def test_what_another_node_has_not_closed_yet_is_not_brought(tmp_path: Path) -> None:
+    """It would be nothing, under the version that the whole content has when it is closed."""
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+
+        def make(t: Transaction) -> int:
+            ino = namespaces.allocate_inodes(t, site.durable, 1)
+            tree.add(t, namespace_root(site.durable), b"made", ino, new_inode())
+            return ino
+
+        ino = there.engine.transact_now(make)
+        os.close(there.files.create(ino, 0))
+        with pytest.raises(NotFound):
+            await here.transfers.bring(ino)
+        assert not here.files.has(ino, 0)
+
+    on_nodes(tmp_path, 2, test)
+
+
 def test_many_who_want_a_file_have_it_come_once(tmp_path: Path, over: Path | None) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts

@@ -83,6 +83,11 @@ def test_hosts_that_write_one_file_in_place_have_their_copies(
     for each in threads:
         each.join()
     assert not failures
+    for name in os.listdir(mounts[0] / way):
+        assert (mounts[0] / way / name).stat().st_size
+        if space == "seen-at-once":
+            found = [(mount / way / name).read_bytes() for mount in mounts]
+            assert found[0] == found[1]
 
 
 def test_a_copy_of_former_content_gives_way_to_what_another_host_closes(nodes: Several) -> None:
