@@ -131,7 +131,7 @@ class History:
     @property
     def went_wrong(self) -> bool:
         """Whether the calling thread's last operation failed, or nobody knows."""
-        return bool(self._last.went_wrong)
+        return getattr(self._last, "went_wrong", False)
 
     @contextmanager
     def asking(

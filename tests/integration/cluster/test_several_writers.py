@@ -381,6 +381,14 @@ def stopped(node: Node, witness: Node) -> Iterator[None]:
         os.kill(node.pid, signal.SIGCONT)
 
 
+def takes_changes(directory: Path) -> bool:
+    with contextlib.suppress(OSError):
+        (directory / "probe").mkdir()
+        (directory / "probe").rmdir()
+        return True
+    return False
+
+
 def test_a_host_that_wakes_up_goes_past_no_newer_close(nodes: Several, a: Path, b: Path) -> None:
     names = ("changed", "cut", "made", "alone")
     for name in ("changed", "cut", "alone"):
@@ -400,6 +408,8 @@ def test_a_host_that_wakes_up_goes_past_no_newer_close(nodes: Several, a: Path, 
         for name in ("changed", "cut", "made"):
             (a / "models" / name).write_bytes(b"newer")
         (a / "models" / "homeless").rmdir()  # for nobody waits who is dead
+    # What it had asked before it stood still may have come to its deadline meanwhile.
+    wait_until(lambda: takes_changes(b / "models"), "it has heard the engine again")
     with refused(errno.ESTALE):
         os.fsync(late["homeless"])
     with refused(errno.ESTALE):
