@@ -69,6 +69,11 @@ class LiveAttributes:
         replaced."""
         return None if opener is None else opener.content(self._open_files.get(ino))
 
+    def _opened_and_removed(self, ino: int, opener: InodeOpener | None) -> OpenFile | None:
+        """Returns the opener's content of a file that other nodes removed while it was open."""
+        file = self._content(ino, opener) or self._open_files.get(ino)
+        return file if file is not None and file.is_removed else None
+
     def _data_stat(self, ino: int, version: int) -> os.stat_result | None:
         """Returns the data file's own stat; None if it is missing or incomplete here, or the open
         content is one that others have replaced."""
@@ -130,17 +135,17 @@ class LiveAttributes:
                 changes.mode = stat.S_IMODE(inodes.without_set_ids(mode))
             return inodes.set_attributes(t, ino, changes, now)
 
-        content = self._content(ino, opener)
         try:
             inode = await self._engine.transact(fn, private=ino)
         except Stale:
-            file = self._open_files.get(ino) if content is None else content
-            if file is None or not file.is_removed:
+            file = self._opened_and_removed(ino, opener)
+            if file is None:
                 raise
             return _removed_with(file, changes, now)
         self._open_files.mode_changed(ino, inode.mode)
         if valid & (Fattr.ATIME | Fattr.MTIME) and stat.S_ISREG(inode.mode):
             self._stamp(ino, inode, valid)
+        content = self._content(ino, opener)
         if content is not None and _is_replaced(content, inode):
             return _as_opened(inode, content)
         return self.live(ino, inode)
@@ -168,8 +173,8 @@ class LiveAttributes:
         try:
             handle = await self._open_files.open(ino, os.O_WRONLY, None)
         except Stale:
-            file = self._open_files.get(ino)
-            if file is None or not file.is_removed:
+            file = self._opened_and_removed(ino, None)
+            if file is None:
                 raise
             await self._open_files.cut(file, size)
             return
