@@ -9,10 +9,8 @@ from io import BufferedReader
 
 import pytest
 
-from gateway.fuse.channel import mode_probe
 from tests.cluster.waiting import wait_until
 from tests.conftest import LONG
-from tests.integration.harness import best_mode
 from tests.integration.several import several
 from tests.integration.takeover.successor import WAIT, kill
 from tests.nfs import ganesha
@@ -22,18 +20,12 @@ from tests.nfs.v4 import Owner
 from tests.nfs.v4_operations import Share
 
 LACKING = ganesha.why_not()
-pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
+pytestmark = [
+    pytest.mark.skipif(bool(LACKING), reason=LACKING),
+    pytest.mark.usefixtures("outlives"),
+]
 ROUNDS = 14 if LONG else 2
 NAMESPACES = ("strict", "cache")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def outlives() -> None:
-    found = mode_probe.takeover()
-    if not found.available:
-        pytest.skip(found.reason)
-    if best_mode() == "libfuse":
-        pytest.skip("a mount by libfuse ends with its daemon")
 
 
 @dataclass

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gateway.fuse.channel import mode_probe
 from tests.cluster.waiting import wait_until
 from tests.conftest import LONG
-from tests.integration.harness import best_mode, kvfs
+from tests.integration.harness import kvfs
 from tests.integration.takeover.successor import WAIT, follow, kill
 from tests.nfs import ganesha
 from tests.nfs.door import Door
@@ -26,19 +25,13 @@ from tests.nfs.v4 import Client, Client40, Client41, LockDenied, Owner
 from tests.nfs.v4_operations import Guarded
 
 LACKING = ganesha.why_not()
-pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
+pytestmark = [
+    pytest.mark.skipif(bool(LACKING), reason=LACKING),
+    pytest.mark.usefixtures("outlives"),
+]
 ALICE = AuthSys(uid=4001, gid=4001)
 PATIENCE_S = 60.0
 ROUNDS = 100 if LONG else 6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def outlives() -> None:
-    found = mode_probe.takeover()
-    if not found.available:
-        pytest.skip(found.reason)
-    if best_mode() == "libfuse":
-        pytest.skip("a mount by libfuse ends with its daemon")
 
 
 @pytest.fixture(scope="module")
