@@ -119,7 +119,11 @@ class Both:
     def rename(self) -> None:
         old, new = self.random.sample((*NAMES, *DIRECTORIES), 2)
         self.done[-1] += f" {old} {new}"
-        self.both(lambda top: os.rename(top / old, top / new))
+        source, target = self.model / old, self.model / new
+        replaces = source.is_file() and target.is_file() and not source.samefile(target)
+        if self.both(lambda top: os.rename(top / old, top / new)) and replaces:
+            # What replaces a file is on disk first, so it is published.
+            self.unpublished.discard(target.stat().st_ino)
 
     def exchange(self) -> None:
         """Write a block as caches do: under another name, then renamed, before its close or after
