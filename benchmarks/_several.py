@@ -19,6 +19,7 @@ from benchmarks._interleave import NATIVE
 from benchmarks._systems import Kvfs, System, Unavailable
 from tests.cluster.network import Network
 from tests.fault.proxy import Proxy, proxied
+from tests.ports import free_port
 
 NODES: Final = "kvfs"
 STRICT: Final = "kvfs, strict"
@@ -256,14 +257,6 @@ def wait_for(is_so: Any, what: str, pause_s: float = 0.001) -> None:
         if time.monotonic() > end:
             raise Unavailable(f"waited for {what} in vain")
         time.sleep(pause_s)
-
-
-def free_port() -> int:
-    """One that was free a moment ago."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from benchmarks._libnfs import Client
 from benchmarks._systems import Kvfs, System, Unavailable
 from gateway.nfs import requirements
 from tests.nfs import ganesha
-from tests.nfs.door import free_port
+from tests.ports import free_port
 
 _GIB: Final = 1 << 30
 _FILES: Final = 1_000

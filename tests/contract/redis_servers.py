@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
+
 _PATIENCE_S = 30.0
 _SLOTS = 16_384
 
@@ -145,14 +147,6 @@ def _answer(stream: Any) -> Any:
     if kind == b"$":
         return stream.read(count + 2)[:-2]
     return [_answer(stream) for _ in range(count)]
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def on_a_port(

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +11,7 @@ from tests.nfs.mount import MountClient
 from tests.nfs.rpc import ROOT, AuthSys, Connection
 from tests.nfs.v3 import Client
 from tests.nfs.v4 import Client40, Client41
-
-
-def free_port() -> int:
-    """One at which nobody listens on the loopback."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
+from tests.ports import free_port
 
 
 def held_of(pid: int, part: str) -> int:

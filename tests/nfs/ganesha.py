@@ -22,6 +22,7 @@ from tests.nfs.nlm import Locker
 from tests.nfs.rpc import ROOT, AuthSys, Connection, framed
 from tests.nfs.v3 import Client
 from tests.nfs.xdr import Packer, Unpacker
+from tests.ports import free_port
 
 SERVER: Final = "ganesha.nfsd"
 _APART: Final = ("unshare", "--mount", "--propagation", "slave")
@@ -81,7 +82,7 @@ class Ganesha:
 @contextlib.contextmanager
 def serving(root: Path, exports: dict[str, Path], more: str = "") -> Iterator[Ganesha]:
     """`root`: an empty directory for all that is the server's; `more`: blocks of configuration."""
-    port, mount_port, lock_port = ports = _free_ports(3)
+    port, mount_port, lock_port = ports = [free_port() for _ in range(3)]
     for name in ("run", "recovery"):
         (root / name).mkdir()
     (root / "conf").write_text(configuration(root, exports, ports) + more)
@@ -139,16 +140,6 @@ def _await(server: Ganesha, ready: Callable[[], bool]) -> None:
             said = server.log() if (server.root / "log").exists() else ""
             raise RuntimeError(f"{SERVER} did not start:\n{said[-4000:]}")
         time.sleep(0.02)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        ports = []
-        for _ in range(count):
-            listener = held.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(int(listener.getsockname()[1]))
-        return ports
 
 
 # ---- what registers ports

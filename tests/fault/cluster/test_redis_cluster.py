@@ -17,13 +17,14 @@ from kvfs.meta.redis.leasing import LeaseTable
 from kvfs.meta.redis.slots import slot_of
 from tests.cluster.waiting import wait_until
 from tests.contract.mirrors import Mirror, everything, in_redis
-from tests.contract.redis_servers import RedisCluster, RedisServer, ask, free_port, killed
+from tests.contract.redis_servers import RedisCluster, RedisServer, ask, killed
 from tests.fault.cluster.test_mirror import (
     Counter,
     mirroring,
     until_committed_or_refused,
 )
 from tests.fault.counters import increment, number
+from tests.ports import free_port
 
 FAIL_OVER_S = 60.0
 """A deadline within which any server is replaced."""

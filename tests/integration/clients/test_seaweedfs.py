@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from kvfs.base.errors import AccessDenied, Conflict, NotFound
 from kvfs.transfer.cold import object_transfer
 from kvfs.transfer.cold.endpoint import Endpoint
 from tests.integration.clients.environments import HERE, environment
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 START_S = 120.0
@@ -28,12 +28,6 @@ PORTS = (
     *("master.port.grpc", "volume.port.grpc", "filer.port.grpc", "s3.port.grpc"),
 )
 KEYS = {"accessKey": "tests-key", "secretKey": "tests-secret-tests-secret"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def serve(program: Path, root: Path, port: int, ports: dict[str, int]) -> subprocess.Popen[bytes]:

@@ -15,10 +15,11 @@ from kvfs.cluster import membership
 from kvfs.cluster.membership import About, joined
 from kvfs.datastore import layout
 from tests.cluster.waiting import wait_until
-from tests.contract.redis_servers import RedisServer, free_port, killed
+from tests.contract.redis_servers import RedisServer, killed
 from tests.integration.conftest import start
 from tests.integration.harness import CannotStart, Node, best_mode, is_mounted, kvfs, wait_for_exit
 from tests.integration.several import Several, members, several
+from tests.ports import free_port
 
 PATIENCE_S = 60.0
 

@@ -10,6 +10,7 @@ from benchmarks import _call_counter, _request_rows, _scale_rows, _several
 from benchmarks._guard import Guard
 from benchmarks._request_rows import COUNTED, Measured
 from benchmarks._systems import Unavailable
+from tests.ports import free_port
 
 MOST: Final = {
     "absent name": 4,
@@ -49,7 +50,7 @@ def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
             server = _several.Server(base / "server", guard)
         except Unavailable as lacking:
             pytest.skip(str(lacking))
-        site = ("--node-name", "one", "--peer", f"127.0.0.1:{_several.free_port()}")
+        site = ("--node-name", "one", "--peer", f"127.0.0.1:{free_port()}")
         secret = ("--secret-file", str(base / "key"))
         made = Measured("relay", base, "relay", None, "--engine", server.url(0), *site, *secret)
         try:

@@ -5,12 +5,12 @@ import os
 import signal
 import struct
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from kvfs import Client
+from tests.cluster.waiting import wait_until
 from tests.integration.client.test_client import sealed
 from tests.integration.harness import is_mounted, kvfs
 from tests.nfs import ganesha
@@ -24,16 +24,12 @@ from tests.nfs.v4_operations import Share, Unchecked
 LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 EVERY = ["v3", "v40", "v41"]
-SOON_S = 10.0
 ALICE = AuthSys(uid=4001, gid=4001)
 
 
-def until(holds: object, deadline_s: float = 10.0) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + deadline_s
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
+def server_of(door: Door) -> int:
+    """The process that serves; 0: none does."""
+    return int(door.node.status()["nfs"]["pid"])
 
 
 @pytest.fixture
@@ -102,20 +98,21 @@ def test_what_the_mount_changes_shows_at_once(side: Side, home: Path) -> None:
             return True
         return False
 
-    until(lambda: not has_gone(), SOON_S)
-    until(lambda: side.read(side.lookup(side.home, "later")) == b"1", SOON_S)
+    wait_until(lambda: not has_gone(), "it has come")
+    wait_until(lambda: side.read(side.lookup(side.home, "later")) == b"1", "it is read")
     (home / "later").unlink()
-    until(has_gone, SOON_S)
+    wait_until(has_gone, "it has gone")
 
 
 def test_what_nfs_changes_shows_on_the_mount(side: Side, home: Path) -> None:
     assert not (home / "later").exists()
     side.make("later", b"12345")
-    until(lambda: (home / "later").exists() and (home / "later").stat().st_size == 5, SOON_S)
+    later = home / "later"
+    wait_until(lambda: later.exists() and later.stat().st_size == 5, "it is there")
     side.client.rename(side.home, "later", side.home, "other")
-    until(lambda: os.listdir(home) == ["other"], SOON_S)
+    wait_until(lambda: os.listdir(home) == ["other"], "it is renamed")
     side.client.remove(side.home, "other")
-    until(lambda: os.listdir(home) == [], SOON_S)
+    wait_until(lambda: os.listdir(home) == [], "it has gone")
 
 
 def test_a_handle_of_what_was_removed_is_stale(side: Side, home: Path) -> None:
@@ -135,7 +132,7 @@ def test_a_handle_of_what_was_removed_is_stale(side: Side, home: Path) -> None:
             return "STALE" in error.name
         return False
 
-    until(is_stale, 5.0)
+    wait_until(is_stale, "the handle is stale")
 
 
 def test_in_relay_mode_no_side_reads_what_was_before() -> None:
@@ -146,7 +143,7 @@ def test_in_relay_mode_no_side_reads_what_was_before() -> None:
         opened = client.open(client.walk("open"), "x", Owner(), Share.BOTH)
         for turn in (b"b", b"c"):
             client.write(opened.handle, 0, turn * 8192, stateid=opened.stateid)
-            until(lambda turn=turn: path.read_bytes() == turn * 8192, SOON_S)
+            wait_until(lambda turn=turn: path.read_bytes() == turn * 8192, "it is written")
             with path.open("r+b") as file:
                 file.write(turn.upper())
             assert client.read(opened.handle, 0, 2).data == turn.upper() + turn
@@ -166,11 +163,11 @@ def test_while_a_sealed_file_is_written_anew_the_other_side_sees_it(door: Door) 
     assert (by_nfs.stat().st_size, client.getattr(handle, (SIZE,))[SIZE]) == (1, 1)
     opened = client.open(client.walk("open"), by_nfs.name, Owner(), Share.BOTH)
     client.write(opened.handle, 0, b"12345", stateid=opened.stateid)
-    until(lambda: by_nfs.stat().st_size == 5)
+    wait_until(lambda: by_nfs.stat().st_size == 5, "the mount sees it")
     client.close(opened)
     with by_mount.open("r+b", buffering=0) as file:
         file.write(b"12345")
-        until(lambda: client.getattr(handle, (SIZE,))[SIZE] == 5)
+        wait_until(lambda: client.getattr(handle, (SIZE,))[SIZE] == 5, "the client sees it")
 
 
 # ---- what is exported
@@ -376,7 +373,7 @@ def test_beneath_a_view_that_has_gone_is_nothing_of_the_host() -> None:
         before = door.node.status()["nfs"]["pid"]
         (view,) = (door.node.store / "run/nfs/exports").iterdir()
         subprocess.run(["umount", "--lazy", view], check=True)
-        until(lambda: door.node.status()["nfs"]["pid"] not in (0, before), 30.0)
+        wait_until(lambda: server_of(door) not in (0, before), "another serves")
         client = door.v41()
         assert client.read(client.walk("open/x"), 0, 10).data == b"kept"
 
@@ -439,7 +436,7 @@ def test_a_listing_tells_of_the_change_just_before_it(side: Side, home: Path) ->
 def test_a_killed_server_is_replaced(door: Door) -> None:
     before = door.node.status()["nfs"]
     os.kill(before["pid"], signal.SIGKILL)
-    until(lambda: door.node.status()["nfs"]["pid"] not in (0, before["pid"]))  # 0: none serves
+    wait_until(lambda: server_of(door) not in (0, before["pid"]), "another serves")
     assert door.node.status()["nfs"]["restarts"] == before["restarts"] + 1
     client = door.v41()
     assert "open" in client.names(client.walk())
@@ -453,7 +450,7 @@ def test_handles_survive_a_kill_of_everything() -> None:
         handle = client.walk("open/x")
         served = door.node.status()["nfs"]["pid"]
         door.node.kill()
-        until(lambda: not Path(f"/proc/{served}").exists())
+        wait_until(lambda: not Path(f"/proc/{served}").exists(), "the server has ended")
         door.node.up()
         again = door.v41()
         assert again.walk("open/x") == handle

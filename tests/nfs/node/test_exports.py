@@ -11,11 +11,12 @@ import pytest
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import CannotStart, Node, best_mode, kvfs
 from tests.nfs import ganesha
-from tests.nfs.door import Door, free_port
+from tests.nfs.door import Door
 from tests.nfs.rpc import AuthSys, RpcError
 from tests.nfs.status import NfsError
 from tests.nfs.v4 import Client41, Opened, Owner
 from tests.nfs.v4_operations import Unchecked
+from tests.ports import free_port
 
 LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)

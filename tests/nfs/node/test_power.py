@@ -11,12 +11,13 @@ from tests.fault.disks import EVERYTHING, LOG_FLUSHED, NO_LOG_FLUSH
 from tests.fault.machine import machine
 from tests.integration.harness import kvfs
 from tests.nfs import ganesha
-from tests.nfs.door import Door, free_port
+from tests.nfs.door import Door
 from tests.nfs.rpc import AuthSys
 from tests.nfs.status import NfsError
 from tests.nfs.v3_types import Stability
 from tests.nfs.v4 import Owner
 from tests.nfs.v4_operations import Guarded
+from tests.ports import free_port
 
 LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)

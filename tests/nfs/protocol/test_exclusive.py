@@ -13,13 +13,14 @@ from tests.cluster.waiting import wait_until
 from tests.integration import s3
 from tests.integration.s3 import S3
 from tests.nfs import ganesha
-from tests.nfs.door import Door, free_port, held_of
+from tests.nfs.door import Door, held_of
 from tests.nfs.node.test_door import ALICE
 from tests.nfs.status import NfsError
 from tests.nfs.v3_types import SERVER, SetAttributes
 from tests.nfs.v4 import Owner
 from tests.nfs.v4_attributes import MODE, TIME_ACCESS_SET, TIME_MODIFY_SET
 from tests.nfs.v4_operations import Creation, Exclusive, ExclusiveWith
+from tests.ports import free_port
 
 LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)

@@ -8,11 +8,12 @@ import pytest
 
 from tests.integration.harness import Node, best_mode
 from tests.nfs import ganesha
-from tests.nfs.door import Door, free_port
+from tests.nfs.door import Door
 from tests.nfs.rpc import MOST_GROUPS, AuthSys
 from tests.nfs.status import NfsError
 from tests.nfs.v4 import Client41
 from tests.nfs.v4_attributes import MODE, OWNER_GROUP
+from tests.ports import free_port
 
 LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
