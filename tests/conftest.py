@@ -30,8 +30,8 @@ for number, handler in _AS_A_TERMINAL.items():
 LONG = "KVFS_TEST_LONG" in os.environ
 """Whether tests run what a suite has no time for: `./dev test --long`."""
 
-# A suite that says whether a change is good asks the same each time; the long one asks anew. Kept in
-# the environment, so that processes that share the tests draw the same.
+# A suite that says whether a change is good asks the same each time; the long one asks anew. Kept
+# in the environment, so that processes that share the tests draw the same.
 SEED = int(
     os.environ.setdefault(
         "KVFS_TEST_SEED", str(random.SystemRandom().randrange(1 << 32) if LONG else 1)
