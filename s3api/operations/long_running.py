@@ -85,7 +85,9 @@ async def answer_lasting(
     if in_time:
         return answer(call, work.result())
     fields = [(b"content-type", b"application/xml")]
-    return Response(200, fields, _slowly(call, work, outlives_client))
+    body = _slowly(call, work, outlives_client)
+    await anext(body)  # one that never began would not learn that it is closed
+    return Response(200, fields, body)
 
 
 class _Work:
@@ -133,7 +135,9 @@ class _Work:
 
 
 async def _slowly(call: Call, work: _Work, outlives_client: bool) -> AsyncGenerator[bytes, None]:
+    """The answer in pieces, after an empty one. Closed early, it leaves the work."""
     try:
+        yield b""
         yield DECLARATION
         while not await work.wait(_SPACE_S):
             yield b" "

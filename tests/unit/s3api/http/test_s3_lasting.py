@@ -10,6 +10,7 @@ import trio
 
 from kvfs.base.errors import Unavailable
 from kvfs.http.api import Head, Response
+from kvfs.http.response import release
 from kvfs.objects.object_errors import NoSuchUpload
 from s3api.http.request_context import Call
 from s3api.http.s3_errors import DECLARATION, S3Error
@@ -194,16 +195,22 @@ def test_its_deadline_goes_with_its_size(monkeypatch: pytest.MonkeyPatch) -> Non
         pace.step(1)
 
 
-def test_it_ends_when_the_client_goes() -> None:
-    async def main() -> Held:
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+def test_it_ends_when_the_client_goes(pieces: int) -> None:
+    """Also where not even the answer's head could be sent."""
+
+    async def main() -> bool:
         work = Held()
         response = await started(_Call(), work)
-        body = cast("AsyncGenerator[bytes, None]", response.body)
-        await anext(body)
-        await body.aclose()
-        return work
+        for _ in range(pieces):
+            await anext(cast("AsyncGenerator[bytes, None]", response.body))
+        await release(response)
+        try:
+            return await trio.to_thread.run_sync(work.ended.wait, 30)
+        finally:
+            work.go_on.set()
 
-    assert trio.run(main).ended.is_set()
+    assert trio.run(main)
 
 
 @pytest.mark.usefixtures("patient")
