@@ -40,7 +40,8 @@ _SPEED: Final = Row("read of 1 GiB from another host", "MB/s", True, {})
 _PART: Final = Row(
     "the same: part of the plain speed", "", True, {"tls": (Target("at_least", 0.5),)}
 )
-_COST: Final = Row("the same: CPU of both nodes, s/GiB", "s", False, {})
+_SENDER: Final = Row("the same: CPU of the node that sends, s/GiB", "s", False, {})
+_RECEIVER: Final = Row("the same: CPU of the node that receives, s/GiB", "s", False, {})
 _FIRST: Final = Row("open and read of 4 KiB of another host", "ms", False, {})
 _BLOCKS: Final = Row("open and read of 2 MiB of another host", "ms", False, {})
 
@@ -49,11 +50,18 @@ def _large(cluster: Cluster, quick: bool) -> dict[str, float]:
     size = (256 if quick else 1024) * MIB
     name = _written(cluster, size)
     _calm(cluster)
-    before_s = _used_s(cluster)
+    before_s = _node_s(cluster)
     elapsed_s = _read(cluster, name)
-    used_s = _used_s(cluster) - before_s
+    sender_s, receiver_s = (
+        (now_s - then_s) * 1024 * MIB / size
+        for now_s, then_s in zip(_node_s(cluster), before_s, strict=True)
+    )
     _remove(cluster, name)
-    return {_SPEED.name: size / elapsed_s / 1e6, _COST.name: used_s / (size / (1024 * MIB))}
+    return {
+        _SPEED.name: size / elapsed_s / 1e6,
+        _SENDER.name: sender_s,
+        _RECEIVER.name: receiver_s,
+    }
 
 
 def _small(row: Row, size: int) -> Callable[[Cluster, bool], dict[str, float]]:
@@ -69,7 +77,7 @@ def _small(row: Row, size: int) -> Callable[[Cluster, bool], dict[str, float]]:
 
 
 _MEASURES: Final[Sequence[tuple[tuple[Row, ...], Callable[[Cluster, bool], dict[str, float]]]]] = (
-    ((_SPEED, _PART, _COST), _large),
+    ((_SPEED, _PART, _SENDER, _RECEIVER), _large),
     ((_FIRST,), _small(_FIRST, _SMALL)),
     ((_BLOCKS,), _small(_BLOCKS, _BLOCK)),
 )
@@ -95,16 +103,17 @@ def _remove(cluster: Cluster, name: str) -> None:
     (cluster[2].mount / "cache" / name).unlink()
 
 
-def _used_s(cluster: Cluster) -> float:
-    return processor_s([pid for host in cluster if (pid := host.find()) is not None])
+def _node_s(cluster: Cluster) -> list[float]:
+    """Seconds of CPU that the daemon of each host has used."""
+    return [processor_s([pid]) for host in cluster if (pid := host.find()) is not None]
 
 
 def _calm(cluster: Cluster) -> None:
     """Until the daemons have done what follows a write (checksums)."""
-    end, used_s = time.monotonic() + _PATIENCE_S, _used_s(cluster)
+    end, used_s = time.monotonic() + _PATIENCE_S, sum(_node_s(cluster))
     while time.monotonic() < end:
         time.sleep(_QUIET_S)
-        before_s, used_s = used_s, _used_s(cluster)
+        before_s, used_s = used_s, sum(_node_s(cluster))
         if used_s - before_s < 0.05 * _QUIET_S:
             return
 

@@ -1,10 +1,8 @@
 """Contexts for TLS."""
 
 import calendar
-import errno
 import logging
 import os
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 _UTC_TIME: Final = 0x17
-_TCP_ULP: Final = 31
 log = logging.getLogger(__name__)
 
 
@@ -94,16 +91,6 @@ def expires_s(certificate: Path) -> float:
     if last[0] == _UTC_TIME:
         digits = ("19" if digits[:2] >= "50" else "20") + digits
     return float(calendar.timegm(time.strptime(digits, "%Y%m%d%H%M%SZ")))
-
-
-def kernel_has_tls() -> bool:
-    """Returns whether the kernel can encrypt for a socket (kTLS)."""
-    with socket.socket() as probe:
-        try:
-            probe.setsockopt(socket.IPPROTO_TCP, _TCP_ULP, b"tls")
-        except OSError as error:
-            return error.errno == errno.ENOTCONN
-    return True
 
 
 def _content(der: bytes) -> tuple[bytes, int]:

@@ -1,12 +1,17 @@
 """Lines of `kvfs doctor` on TLS: of S3, between nodes, and by the kernel."""
 
+import contextlib
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from cli.commands.service.doctor_line import DoctorLine
 
 _DAY_S: Final = 86400.0
+_PROTOCOLS: Final = Path("/proc/sys/net/ipv4/tcp_available_ulp")
+"""Lists what the kernel can put above TCP, of modules those that are loaded."""
 
 
 def lines(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
@@ -72,9 +77,7 @@ def _between_nodes(cluster: dict[str, Any]) -> DoctorLine:
 
 
 def _by_kernel() -> DoctorLine:
-    from kvfs.http.tls_contexts import kernel_has_tls
-
-    has = kernel_has_tls()
+    has = kernel_has_tls(_PROTOCOLS, Path("/lib/modules", os.uname().release))
     return DoctorLine(
         name="kernel TLS",
         available=has,
@@ -83,6 +86,22 @@ def _by_kernel() -> DoctorLine:
         + ("not used, although the kernel has it" if has else "the kernel has none"),
         remedy="" if has else "none yet: it is not used where there is one (CONFIG_TLS)",
     )
+
+
+def kernel_has_tls(protocols: Path, modules: Path) -> bool:
+    """Returns whether the kernel can encrypt for a socket (kTLS), perhaps once its module is
+    loaded. Loads nothing, as asking a socket would.
+
+    `protocols`: the kernel's list of them; `modules`: the directory of its modules, which need not
+    exist."""
+    with contextlib.suppress(OSError):
+        if "tls" in protocols.read_text().split():
+            return True
+    with contextlib.suppress(OSError):
+        for line in (modules / "modules.dep").read_text().splitlines():
+            if line.partition(":")[0].partition(".ko")[0].endswith("/net/tls/tls"):
+                return True
+    return False
 
 
 def _day(time_s: float) -> str:

@@ -1,5 +1,6 @@
 """Lines of `kvfs doctor` on TLS, about nodes of this version and the one before."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,3 +32,24 @@ def test_what_a_node_does_not_tell_is_left_out(
     found = {each.name: each.active for each in doctor_tls.lines(status)}
     assert found.pop("kernel TLS") is False
     assert found == told
+
+
+@pytest.mark.parametrize(
+    ("loaded", "modules", "has"),
+    [
+        ("espintcp mptcp tls\n", None, True),
+        ("mptcp\n", "kernel/net/tls/tls.ko.zst:\nkernel/net/mptcp/mptcp_diag.ko:\n", True),
+        ("mptcp\n", "kernel/drivers/net/tls/tlsx.ko: kernel/net/tls/tls.ko\n", False),
+        ("mptcp\n", None, False),
+        (None, None, False),
+    ],
+)
+def test_tls_of_the_kernel_is_found_without_a_socket(
+    tmp_path: Path, loaded: str | None, modules: str | None, has: bool
+) -> None:
+    """A socket that asks has the kernel load the module."""
+    protocols = tmp_path / "tcp_available_ulp"
+    for path, text in ((protocols, loaded), (tmp_path / "modules.dep", modules)):
+        if text is not None:
+            path.write_text(text)
+    assert doctor_tls.kernel_has_tls(protocols, tmp_path) is has
