@@ -14,7 +14,7 @@ from kvfs.meta import keys
 from kvfs.meta.redis.calling import RetryingClient
 from kvfs.meta.redis.identity import TOGETHER as TOGETHER_LAYOUT
 from kvfs.meta.redis.location import EngineLocation
-from kvfs.meta.redis.scripts import PASSED, TOP, Script, keys_of
+from kvfs.meta.redis.scripts import PASSED, TOP, Script
 
 CLEAR: Final = Script(
     """
@@ -92,6 +92,19 @@ return 1
 intention. No namespace has a shard of its own any more."""
 
 
+DISCARD_SHARD: Final = Script(
+    """
+local state = redis.call('HMGET', KEYS[3], 'position', 'last')
+local last = math.max(tonumber(state[1] or 0), tonumber(state[2] or 0))
+redis.call('UNLINK', unpack(KEYS))
+if last > 0 then redis.call('HSET', KEYS[3], 'last', string.format('%.0f', last)) end
+return 1
+"""
+)
+"""In a namespace's shard. Drops all but where its log ended, beyond which the next one begins
+(`kvfs.meta.shards.mover`): a replica that was away meanwhile must not take that for this one."""
+
+
 async def discard_shards(
     location: EngineLocation, deadline_s: float, top: RetryingClient, spaces: Sequence[bytes]
 ) -> None:
@@ -102,7 +115,7 @@ async def discard_shards(
     for space in spaces:
         caller = RetryingClient(location, deadline_s, keys.unpack_node(space))
         try:
-            await caller.call(b"UNLINK", *keys_of(location.prefix, keys.unpack_node(space)))
+            await caller.script(DISCARD_SHARD)
         finally:
             caller.stop()
     places = [keys.PLACE + each for each in (*spaces, keys.pack_u16(TOP))]
