@@ -103,3 +103,21 @@ def disk(
     finally:
         made.detach()
         image.unlink()
+
+
+def fill(mountpoint: Path) -> Path:
+    """A foreign file that takes every block, down to those that are kept for root; where it is
+    there already, what has come free since."""
+    path = mountpoint / "foreign"
+    with path.open("ab", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            free = os.fstatvfs(file.fileno()).f_bavail * os.fstatvfs(file.fileno()).f_frsize
+            os.posix_fallocate(file.fileno(), path.stat().st_size, max(free - 8 * _MIB, 1))
+        for size in (_MIB, 4096):
+            while True:
+                try:
+                    file.write(bytes(size))
+                except OSError as error:
+                    assert error.errno == errno.ENOSPC
+                    break
+    return path

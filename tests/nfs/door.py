@@ -37,13 +37,23 @@ class Door:
 
     @classmethod
     @contextlib.contextmanager
-    def make(cls, *flags: str, mode: str | None = None) -> Iterator["Door"]:
-        """A running node that exports nothing yet."""
+    def make(
+        cls,
+        *flags: str,
+        mode: str | None = None,
+        home: Path | None = None,
+        inside: tuple[str, ...] = (),
+    ) -> Iterator["Door"]:
+        """A running node that exports nothing yet. `home`: where it is to lie; `inside`: the
+        command that it is started below."""
         port, mount_port = free_port(), free_port()
-        node = Node.make(
-            mode or best_mode(),
-            *("--nfs", f"127.0.0.1:{port}", "--nfs-mount-port", str(mount_port), *flags),
-        )
+        flags = ("--nfs", f"127.0.0.1:{port}", "--nfs-mount-port", str(mount_port), *flags)
+        if home is None:
+            node = Node.make(mode or best_mode(), *flags)
+        else:
+            node = Node(mode or best_mode(), home, flags)
+            node.mount.mkdir(parents=True)
+        node.inside = inside
         made = cls(node, port, mount_port)
         try:
             node.up()

@@ -64,6 +64,7 @@ class Share(enum.IntFlag):
     READ = 1
     WRITE = 2
     BOTH = 3
+    WANT_READ_DELEGATION = 0x100
     WANT_NO_DELEGATION = 0x400
 
 

@@ -17,7 +17,7 @@ from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from s3api.auth.key_holders import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.contract.small_node import SmallNode, small_node
-from tests.fault.disks import Disk, disk
+from tests.fault.disks import Disk, disk, fill
 from tests.integration.harness import ROOT, Node, best_mode, kvfs
 from tests.integration.s3 import S3, users_of
 from tests.integration.s3api.server.test_s3_serving import fetch
@@ -30,24 +30,6 @@ MIB = 1 << 20
 def small_disk(tmp_path: Path) -> Iterator[Disk]:
     with disk(tmp_path, "ext4", 128 * MIB) as made:
         yield made
-
-
-def fill(mountpoint: Path) -> Path:
-    """A foreign file that takes every block, down to those that are kept for root; where it is
-    there already, what has come free since."""
-    path = mountpoint / "foreign"
-    with path.open("ab", buffering=0) as file:
-        with contextlib.suppress(OSError):
-            free = os.fstatvfs(file.fileno()).f_bavail * os.fstatvfs(file.fileno()).f_frsize
-            os.posix_fallocate(file.fileno(), path.stat().st_size, max(free - 8 * MIB, 1))
-        for size in (MIB, 4096):
-            while True:
-                try:
-                    file.write(bytes(size))
-                except OSError as error:
-                    assert error.errno == errno.ENOSPC
-                    break
-    return path
 
 
 def problems(node: SmallNode) -> list[str]:
