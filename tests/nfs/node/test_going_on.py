@@ -53,10 +53,17 @@ def restart(door: Door) -> None:
 
 
 def serving(door: Door) -> int:
-    """The process of Ganesha, once a daemon is for it; 0 would be this process and its own."""
-    wait_until(lambda: door.node.status().get("nfs", {}).get("is_serving"), "clients are served")
-    found: int = door.node.status()["nfs"]["pid"]
-    assert found > 1
+    """The process of Ganesha, once a daemon is for it; 0 would be this process and its own. By one
+    look: a daemon may have one for served that is dead, and start another in the next moment."""
+    found = 0
+
+    def is_served() -> bool:
+        nonlocal found
+        nfs = door.node.status().get("nfs", {})
+        found = nfs["pid"] if nfs.get("is_serving") else 0
+        return found > 1
+
+    wait_until(is_served, "clients are served")
     return found
 
 
