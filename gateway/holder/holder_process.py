@@ -215,6 +215,7 @@ class MountHolder:
                 setsid=True,
                 setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
             )
+            _raise_group(self.started)
         except OSError as error:
             self.why = f"no node could be started: {error}"
             _say(self.why)
@@ -335,6 +336,16 @@ def has_gone(device: int) -> bool:
     return bool(poll.poll(0))
 
 
+def _raise_group(pid: int) -> None:
+    """Gives the session that a process leads the nice value of the process. The kernel shares the
+    processors among sessions first (autogroup), and what waits for the mount waits for this."""
+    try:
+        with open(f"/proc/{pid}/autogroup", "w") as group:
+            group.write(str(os.getpriority(os.PRIO_PROCESS, pid)))
+    except OSError:  # there are no groups, or it has no right to
+        pass
+
+
 def _say(text: str) -> None:
     """Writes a line in the form of the daemon's log, which is its standard error."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -351,6 +362,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     if sys.argv[1] != str(VERSION):
         sys.exit(REPLACED)
+    _raise_group(os.getpid())
     MountHolder(sys.argv[2:]).run()
 
 

@@ -1,7 +1,9 @@
-"""Daemons that cannot start in the place of one that was killed: the mount waits on for another,
-and people are told why."""
+"""Daemons that start in the place of one that was killed: before other programs, and if one cannot,
+the mount waits on for another, and people are told why."""
 
+import contextlib
 import errno
+import os
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -102,3 +104,47 @@ def test_the_mount_ends_if_none_can_start_in_time(
         while True:  # while one that fails serves the mount for a moment, it answers
             file.touch()
     assert refused.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+
+
+def test_the_next_daemon_goes_before_other_programs_from_its_first_moment(
+    make: Callable[..., ConfiguredNode],
+) -> None:
+    node = make(*WAIT)
+    groups = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    if node.status()["nice"] >= 0 or not (groups.exists() and groups.read_text().strip() == "1"):
+        pytest.skip("a raised priority, and groups of sessions, are needed")
+    ups = node.log.count(_UP)
+    node.file.unlink()
+    os.mkfifo(node.file)
+    node.kill()
+    with contextlib.ExitStack() as held:
+
+        def reads_its_settings() -> bool:
+            try:
+                fd = os.open(node.file, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nobody has it open
+                return False
+            held.callback(os.close, fd)
+            return True
+
+        wait_until(reads_its_settings, "the next daemon reads its settings")
+        starting = _with_words("--take-over", str(node.store))
+        assert {os.getpriority(os.PRIO_PROCESS, each) for each in starting} == {-10}
+        assert {Path(f"/proc/{each}/autogroup").read_text().split()[-1] for each in starting} == {
+            "-10"
+        }
+        node.file.unlink()
+        node.file.write_text("")
+    wait_until(lambda: node.log.count(_UP) > ups, "a daemon serves")
+    node.pid = node.status()["pid"]
+
+
+def _with_words(*words: str) -> list[int]:
+    """The processes whose command lines have all these words."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            given = each.read_bytes().split(b"\0")
+            if all(os.fsencode(word) in given for word in words):
+                found.append(int(each.parent.name))
+    return found
