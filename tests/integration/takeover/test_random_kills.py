@@ -20,6 +20,7 @@ from typing import Final
 import pytest
 
 from tests.conftest import LONG
+from tests.integration.clients import environments, examples
 from tests.integration.conftest import why_not
 from tests.integration.harness import CannotStart, Node, kvfs, wait_for_exit
 from tests.integration.takeover import programs
@@ -29,6 +30,8 @@ from tests.integration.takeover.successor import DEADLINE_S, WAIT, follow
 pytestmark = pytest.mark.timeout(7_200)
 KILLS: Final = 200 if LONG else 2
 _LONGEST_PAUSE_S: Final = 4.0 if LONG else 0.5
+Begun = dict[str, "subprocess.Popen[str]"]
+"""Programs that run, by name."""
 _MOST, _WITHIN_S = 26, 62.0
 """So many daemons end within that time at most: a mount ends where 30 do within a minute."""
 
@@ -46,7 +49,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
         made.remove()
 
 
-def _begun(node: Node) -> "dict[str, subprocess.Popen[str]]":
+def _begun(node: Node) -> Begun:
     """The programs, each in a directory of its own."""
     begun = {}
     for namespace in ("models", "cache"):
@@ -68,7 +71,7 @@ def _begun(node: Node) -> "dict[str, subprocess.Popen[str]]":
     return begun
 
 
-def _end(begun: "dict[str, subprocess.Popen[str]]", until: Path) -> dict[str, str]:
+def _end(begun: Begun, until: Path) -> dict[str, str]:
     """Has the programs end; returns what each says, of those that failed only."""
     until.touch()
     failed = {}
@@ -119,9 +122,9 @@ def _spare(ends: list[float]) -> None:
         time.sleep(max(0.0, ends[-_MOST] + _WITHIN_S - time.monotonic()))
 
 
-def test_programs_only_wait(node: Node, seed: int) -> None:
+def _kill_at_random(node: Node, begun: Begun, seed: int) -> None:
+    """Kills daemons while the programs run, has these end, and looks whether all of it held."""
     draw, done = random.Random(seed), Counter[str]()
-    begun = _begun(node)
     began, ends = time.monotonic(), list[float]()
     try:
         while done["deaths"] < KILLS:
@@ -152,3 +155,23 @@ def test_programs_only_wait(node: Node, seed: int) -> None:
     node.down()
     checked = kvfs("fsck", "--store", str(node.store))
     assert checked.returncode == 0, checked.stdout
+
+
+def test_programs_only_wait(node: Node, seed: int) -> None:
+    _kill_at_random(node, _begun(node), seed)
+
+
+@pytest.mark.skipif(not LONG, reason="--long runs it")
+def test_lmcache_only_waits(node: Node, seed: int) -> None:
+    interpreter = environments.lmcache()
+    env = examples.environ(interpreter.parent.parent, LMCACHE_TRACK_USAGE="false")
+    begun = {
+        namespace: examples.start(
+            interpreter,
+            "lmcache_waits.py",
+            *(node.mount / namespace / "lmcache", node.home / "until"),
+            env=env,
+        )
+        for namespace in ("models", "cache")
+    }
+    _kill_at_random(node, begun, seed)
