@@ -24,6 +24,7 @@ from kvfs.session import session
 from kvfs.tree import namespaces, reserved_inodes
 from kvfs.vfs import control_port
 from kvfs.vfs.post_commit import Changed, Finisher
+from tests.cluster.waiting import wait_until
 from tests.contract import client_store
 
 _RESTART = """
@@ -282,7 +283,7 @@ def test_the_child_of_a_fork_puts_though_a_thread_of_the_parent_was_staging(stor
         with client._core._stage._lock:
             child = os.fork()
             if not child:
-                signal.alarm(10)
+                signal.alarm(60)
                 try:
                     client.put("/cache/b", b"2")
                     os._exit(0)
@@ -300,11 +301,7 @@ def test_what_nobody_reads_any_more_goes_with_the_running_node(store: Path) -> N
         client.put("/cache/a", b"2" * 10_000)
         client.put("/cache/b", b"3")
         client.remove("/cache/b")
-        for _ in range(500):
-            if client_store.data_files(store) == 1:
-                break
-            trio.run(trio.sleep, 0.02)
-        assert client_store.data_files(store) == 1
+        wait_until(lambda: client_store.data_files(store) == 1, "one data file is left")
 
 
 def test_a_node_that_does_not_answer_and_has_no_mount_holds_nothing_up_for_long(

@@ -41,6 +41,9 @@ class Server:
     """What reading a body raised in the handler."""
     closed_files: int = 0
     stop: Callable[[], None] = lambda: None
+    go_on: Callable[[], None] = lambda: None
+    """Has `/held` answer."""
+    held: trio.Event = field(default_factory=trio.Event)
     directory: Path = Path()
 
     def connect(self) -> socket.socket:
@@ -198,6 +201,11 @@ class Handler:
         await trio.sleep(float(head.target.split(b"?")[1]))
         return Response(200, [], b"slow")
 
+    async def answer_held(self, _head: Head, _body: RequestBody) -> Response:
+        await aside()
+        await self._server.held.wait()
+        return Response(200, [], b"held")
+
     async def answer_closing(self, _head: Head, _body: RequestBody) -> Response:
         return Response(200, [], b"bye", close=True)
 
@@ -231,6 +239,7 @@ def running(
     async def main() -> None:
         stop, token = trio.Event(), trio.lowlevel.current_trio_token()
         server.stop = lambda: token.run_sync_soon(stop.set)
+        server.go_on = lambda: token.run_sync_soon(server.held.set)
         async with trio.open_nursery() as nursery:
             await nursery.start(serve_it, stop)
             started.set()

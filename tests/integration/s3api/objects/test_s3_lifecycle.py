@@ -46,8 +46,8 @@ def versions(client: Any, bucket: str) -> tuple[int, int]:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Within some days."""
-    wait_until(holds, "the rules are carried out", 15 * DAY_S)
+    """Within some days, and as many more as a busy machine takes."""
+    wait_until(holds, "the rules are carried out")
 
 
 def test_rules_are_put_read_and_deleted(s3: S3, bucket: str) -> None:
@@ -109,17 +109,6 @@ def test_the_end_of_an_object_is_announced(s3: S3, bucket: str) -> None:
 
 def test_objects_expire_by_prefix_tag_and_size(quick: S3) -> None:
     client, bucket = quick.client(), quick.new_bucket()
-    tag = {"Key": "tom", "Value": "sawyer"}
-    put(
-        client,
-        bucket,
-        rule("prefix", "expire/", Expiration={"Days": 1}),
-        rule("off", "kept/", Expiration={"Days": 1}) | {"Status": "Disabled"},
-        rule("tag", Expiration={"Days": 1}) | {"Filter": {"Tag": tag}},
-        rule("size", Expiration={"Days": 1}) | {"Filter": {"ObjectSizeGreaterThan": 2000}},
-        rule("later", "later/", Expiration={"Days": 1000}),
-        rule("date", "past/", Expiration={"Date": datetime(2020, 1, 1, tzinfo=UTC)}),
-    )
     for key, size, tags in (
         ("expire/a", 1, ""),
         ("kept/a", 1, ""),
@@ -131,10 +120,23 @@ def test_objects_expire_by_prefix_tag_and_size(quick: S3) -> None:
         ("tag/tom", 1, "a=b&tom=sawyer"),
     ):
         client.put_object(Bucket=bucket, Key=key, Body=b"x" * size, Tagging=tags)
-    (quick.mount / bucket / "expire" / "from-the-mount").write_text("x")
+    of_mount = quick.mount / bucket / "expire" / "from-the-mount"
+    of_mount.write_text("x")
+    tag = {"Key": "tom", "Value": "sawyer"}
+    put(
+        client,
+        bucket,
+        rule("prefix", "expire/", Expiration={"Days": 1}),
+        rule("off", "kept/", Expiration={"Days": 1}) | {"Status": "Disabled"},
+        rule("tag", Expiration={"Days": 1}) | {"Filter": {"Tag": tag}},
+        rule("size", Expiration={"Days": 1}) | {"Filter": {"ObjectSizeGreaterThan": 2000}},
+        rule("later", "later/", Expiration={"Days": 1000}),
+        rule("date", "past/", Expiration={"Date": datetime(2020, 1, 1, tzinfo=UTC)}),
+    )
     left = ["kept/a", "later/a", "size/small", "tag/other"]
     eventually(lambda: keys(client, bucket) == left)
-    assert not (quick.mount / bucket / "expire" / "from-the-mount").exists()
+    # A list has the commit, of which the kernel is told just after.
+    eventually(lambda: not of_mount.exists())
     time.sleep(2 * DAY_S)
     assert keys(client, bucket) == left
 
@@ -198,17 +200,17 @@ def test_uploads_are_aborted(quick: S3) -> None:
     for key in ("doomed/a", "kept/a"):
         upload = client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
         client.upload_part(Bucket=bucket, Key=key, UploadId=upload, PartNumber=1, Body=b"x")
-    put(
-        client,
-        bucket,
-        rule("abort", "doomed/", AbortIncompleteMultipartUpload={"DaysAfterInitiation": 2}),
-    )
 
     def left() -> list[str]:
         listed = client.list_multipart_uploads(Bucket=bucket)
         return [each["Key"] for each in listed.get("Uploads", [])]
 
     assert left() == ["doomed/a", "kept/a"]
+    put(
+        client,
+        bucket,
+        rule("abort", "doomed/", AbortIncompleteMultipartUpload={"DaysAfterInitiation": 2}),
+    )
     eventually(lambda: left() == ["kept/a"])
 
 

@@ -101,10 +101,10 @@ class Late(Beside):
         self._left.clear()
 
 
-def test_a_digest_that_is_computed_beside_the_write_is_of_what_was_sent(tmp_path: Path) -> None:
+def test_a_digest_that_is_computed_beside_the_write_is_of_what_was_sent(
+    tmp_path: Path, seed: int
+) -> None:
     """However its bytes come: none is overwritten before it was hashed."""
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
     chance = random.Random(seed)
     pieces: list[bytes | None] = [
         chance.choice([None, chance.randbytes(chance.randint(1, BUFFER_BYTES))]) for _ in range(120)

@@ -127,7 +127,7 @@ class Site(Mirror):
     def catch_up(self, namespace_id: int, *, reading: bool) -> None:  # noqa: ARG002
         if namespace_id in (0, b"ready"[0]):
             return
-        assert self.is_read.wait(10), "nobody waits for its end"
+        assert self.is_read.wait(60), "nobody waits for its end"
         self.followed.append(namespace_id)
 
 
@@ -137,7 +137,7 @@ def _asked(site: Site, asks: Callable[[Freshness], Awaitable[None]]) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(freshness.run)
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 await asks(freshness)
             nursery.cancel_scope.cancel()
 

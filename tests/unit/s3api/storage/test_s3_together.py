@@ -63,7 +63,7 @@ def test_who_gives_up_leaves_the_others() -> None:
     done: list[int] = []
 
     def step(batch: Sequence[int]) -> list[int | Exception]:
-        assert going_on.wait(5)
+        assert going_on.wait(60)
         done.extend(batch)
         return list(batch)
 
