@@ -174,11 +174,11 @@ async def raw_connection(path: Path) -> trio.socket.SocketType:
 def test_a_silent_connection_is_closed_and_a_slow_answer_is_not_cut_off(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "IDLE_S", 0.2)
+    monkeypatch.setattr(control, "IDLE_S", 1.0)
     monkeypatch.setattr(control, "_TICK_S", 0.05)
 
     async def slow(_params: Params) -> None:
-        await trio.sleep(0.6)  # longer than a silent connection has
+        await trio.sleep(1.5)  # longer than a silent connection has
 
     async def talk() -> None:
         with await raw_connection(path) as silent, await raw_connection(path) as asking:

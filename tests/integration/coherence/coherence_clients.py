@@ -95,7 +95,8 @@ def changed_while_used(node: Node, clients: Clients, coherence: str) -> None:
     for top in clients.tops:
         for name in clients.there:
             wait_until(lambda top=top, name=name: is_there(top / name, name), f"{name} is there")
-        assert [name for name in clients.gone if (top / name).exists()] == []
+        gone = [top / name for name in clients.gone]
+        wait_until(lambda gone=gone: not any(map(Path.exists, gone)), "what was removed is gone")
 
 
 def is_there(path: Path, name: str) -> bool:

@@ -40,7 +40,7 @@ def test_a_node_that_is_killed_meanwhile_does_its_part_later(cluster: Several) -
     (one.mount / "more" / theirs[0]).unlink()
     other.kill()
     change(one, "set", "more", "--coherence", "peer")
-    wait_until(lambda: waits_for(one, "more").endswith("waits for node 2)"), "it waits for it", 30)
+    wait_until(lambda: waits_for(one, "more").endswith("waits for node 2)"), "it waits for it")
     refused = kvfs("namespace", "set", "more", "--coherence", "cache", "--store", str(one.store))
     assert "still becoming peer" in refused.stderr
     (one.mount / "more" / "later").write_bytes(content("later"))

@@ -1,6 +1,8 @@
 """A namespace ends being `peer` while it has files and is used, on two nodes, of which one is
 killed meanwhile: no file is lost or changed, and none that was removed comes back."""
 
+from pathlib import Path
+
 from tests.cluster.waiting import wait_until
 from tests.integration.coherence.coherence_clients import (
     DIRECTORIES,
@@ -23,8 +25,12 @@ def test_it_ends_being_peer_while_it_is_used(cluster: Several) -> None:
         for top in clients.tops:
             (top / f"d{number}").mkdir(exist_ok=True)
     changed_while_used(one, clients, "cache")
-    listed = [sorted(path.name for path in top.rglob("*")) for top in clients.tops]
-    assert listed[0] == listed[1]
+
+    def listed(top: Path) -> list[str]:
+        return sorted(path.name for path in top.rglob("*"))
+
+    here, there = clients.tops
+    wait_until(lambda: listed(here) == listed(there), "both list the same")
 
 
 def test_no_kill_loses_a_file(cluster: Several) -> None:

@@ -104,6 +104,6 @@ def test_what_s3_receives_meanwhile_is_there_afterwards(cluster: Several) -> Non
     inos = {each.stat().st_ino for each in (one.mount / "parts").rglob("*") if each.is_file()}
     for node in cluster.nodes:
         top_ino = (node.mount / "parts").stat().st_ino
-        wait_until(lambda: data_files(node, top_ino) <= inos, "nothing is left over", 30)  # noqa: B023
+        wait_until(lambda: data_files(node, top_ino) <= inos, "nothing is left over")  # noqa: B023
     for each in s3.clients.values():
         each.close()

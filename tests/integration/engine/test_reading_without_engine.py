@@ -191,7 +191,8 @@ def test_all_doors_read_on_and_change_nothing(nodes: Several, doors: list[S3]) -
         )
     models = second.mount / "models"
     (models / "new").write_bytes(b"new")
-    assert (first.mount / "models" / "new").read_bytes() == b"new"
+    assert (first.mount / "models" / "new").stat().st_size == 3
+    wait_until(lambda: read(first.mount / "models" / "new") == b"new", "the other node reads it")
     (models / "new").unlink()
 
 
@@ -293,7 +294,8 @@ def test_a_killed_engine_that_comes_back_is_followed_again(nodes: Several) -> No
         with away(nodes, server.kill, server.restart), refused(errno.EROFS):
             (models[0] / "later").write_bytes(b"later")
         (models[0] / "later").write_bytes(b"later")
-        assert (models[1] / "later").read_bytes() == b"later"
+        assert (models[1] / "later").stat().st_size == 5
+        wait_until(lambda: read(models[1] / "later") == b"later", "the other node reads it")
 
 
 def test_a_node_that_is_cut_off_reads_what_others_have_removed_until_it_hears(
@@ -314,7 +316,7 @@ def test_a_node_that_is_cut_off_reads_what_others_have_removed_until_it_hears(
         assert "read as they were then (removed files, too)" in shown
     with refused(errno.ENOENT):
         (models / "llama" / "doomed").stat()
-    assert (models / "made").read_bytes() == b"made"
+    wait_until(lambda: read(models / "made") == b"made", "what came meanwhile is read")
 
 
 def test_a_file_open_for_writing_keeps_what_is_written_and_is_recorded_afterwards(
@@ -366,7 +368,7 @@ def test_a_namespace_may_refuse_to_be_read_or_have_changes_wait(nodes: Several, 
         changed.join(1)
         assert changed.is_alive()
     changed.join(60)
-    assert (first.mount / "patient" / "moved").read_bytes() == SMALL
+    wait_until(lambda: read(first.mount / "patient" / "moved") == SMALL, "it is read elsewhere")
 
 
 def test_an_engine_that_lost_its_metadata_is_named_and_files_are_read_on() -> None:

@@ -22,6 +22,9 @@ MOST: Final = {
 MOST_OF_CLUSTER: Final = {"peer": 281, "cache": 368}
 """For create, close and rename of a block, by the coherence of its namespace."""
 
+ROUNDS: Final = 3
+"""What else the daemon does while a request waits counts with it: it costs the least of these."""
+
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
@@ -37,7 +40,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
 
 @pytest.mark.parametrize("flow", MOST)
 def test_hot_requests_take_no_more_calls_than_this(node: Measured, flow: str) -> None:
-    calls = _request_rows.calls(node, flow)
+    calls = min(_request_rows.calls(node, flow) for _ in range(ROUNDS))
     assert MOST[flow] / 2 < calls <= MOST[flow], "none at all: handlers that are not counted"
 
 
@@ -69,9 +72,13 @@ def test_a_block_takes_no_more_calls_in_a_cluster_than_this(
     directory = member.mountpoint / coherence / "blocks"
     _several.wait_for(directory.parent.exists, "the namespace")
     directory.mkdir()
-    names = _request_rows.new_names(str(directory), COUNTED + 1)
-    _scale_rows.create_and_rename(names[0])
-    counted = member.counted(lambda: [_scale_rows.create_and_rename(each) for each in names[1:]])
-    calls = _call_counter.calls(counted, ("create", "flush", "rename")) / COUNTED
+    create = _scale_rows.create_and_rename
+    create(_request_rows.new_names(str(directory), 1)[0])
+    counts = []
+    for _ in range(ROUNDS):
+        names = _request_rows.new_names(str(directory), COUNTED)
+        counted = member.counted(lambda names=names: [create(each) for each in names])
+        counts.append(_call_counter.calls(counted, ("create", "flush", "rename")) / COUNTED)
+    calls = min(counts)
     most = MOST_OF_CLUSTER[coherence]
     assert most / 2 < calls <= most, "none at all: handlers that are not counted"

@@ -168,8 +168,8 @@ def started(node: Node, bucket: str, proxy: Proxy, *flags: str) -> Node:
 def test_what_does_not_fit_goes_there_and_comes_back(cold: Cold, kind: str, seed: int) -> None:
     content = cold.content[f"cold-{kind}"]
     assert cold.used(f"cold-{kind}") <= CAPACITY
-    objects = cold.objects()
     assert len(cold.away(f"cold-{kind}")) >= FILES // 16
+    objects = cold.objects()
     for path, data in content.items():
         found = path.stat()
         assert found.st_size == SIZE
