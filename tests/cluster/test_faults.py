@@ -68,7 +68,7 @@ def cluster(running: Cluster) -> Cluster:
     for host in running:
         host.up()
     for host in running:
-        for namespace in ("cache", "kept"):
+        for namespace in ("cache", "kept", "sure"):
             wait_until(lambda p=host.mount / namespace: can_write(p), "all nodes take writes")
     return running
 

@@ -2,6 +2,7 @@
 daemons with a mount each. For links, and partitions of them, see tests/cluster."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -75,6 +76,16 @@ def members(node: Node) -> dict[str, dict[str, Any]]:
     done = kvfs("node", "list", "--json", "--store", str(node.store))
     assert done.returncode == 0, done.stderr
     return {each["name"]: each for each in json.loads(done.stdout)["nodes"]}
+
+
+def has(path: Path, content: bytes) -> bool:
+    """Whether a file has this content here: not yet while it is missing, or busy elsewhere."""
+    try:
+        return path.read_bytes() == content
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EBUSY):
+            raise
+        return False
 
 
 @contextlib.contextmanager

@@ -250,9 +250,10 @@ def test_a_removal_does_not_wait_for_the_dead(hosts: Hosts, url: str) -> None:
 def test_a_removal_ends_where_nobody_answers(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = hosts
     other.mirror.close()
-    monkeypatch.setattr("kvfs.meta.replica.replica_engine.PATIENCE_S", 0.2)
-    with pytest.raises(Busy, match="does not answer"):
-        remove(one)
+    with monkeypatch.context() as patch:
+        patch.setattr("kvfs.meta.replica.replica_engine.PATIENCE_S", 0.2)
+        with pytest.raises(Busy, match="does not answer"):
+            remove(one)
     other.start()
     remove(one)
 

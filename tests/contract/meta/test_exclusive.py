@@ -15,15 +15,16 @@ from kvfs.base.errors import Exists, Unavailable
 from kvfs.meta import engine_copy, exclusive, exclusive_keeper, keys, schema
 from kvfs.meta.exclusive_keeper import QUESTIONS
 from kvfs.meta.redis.log import Proposal
+from kvfs.meta.replica import replica_engine
 from kvfs.meta.replica.direct_engine import DirectEngine
 from kvfs.tree import namespaces
 from tests.cluster.waiting import wait_until
 from tests.contract.hosts import NOW, TOP, Host, agree
 from tests.contract.redis_servers import RedisServer, killed, on_a_port
+from tests.fault.impatience import impatient
 from tests.fault.proxy import Proxy, proxied
 
 Hosts = tuple[Host, Host]
-SHORT_S = 2.0
 AT_ONCE = "--repl-diskless-sync-delay", "0"
 """A replica is served as soon as it asks."""
 
@@ -98,6 +99,14 @@ def holders(host: Host) -> list[bytes | None]:
     return [host.mirror.read_now(lambda t: t.get(keys.exclusive(1)))]
 
 
+@pytest.fixture
+def lasting_belief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a node was told stays true however long this process is held up."""
+    for module in (exclusive_keeper, replica_engine):
+        monkeypatch.setattr(module, "BELIEVED_S", 3600.0)
+
+
+@pytest.mark.usefixtures("lasting_belief")
 def test_a_node_that_works_alone_asks_nothing(hosts: Hosts) -> None:
     one, _ = hosts
     asked = one.trips
@@ -203,6 +212,7 @@ def test_a_holder_that_ended_keeps_nobody_for_long(hosts: Hosts, url: str) -> No
     agree(one, other, url)
 
 
+@pytest.mark.usefixtures("lasting_belief")
 def test_a_node_that_leaves_in_order_keeps_nobody(hosts: Hosts) -> None:
     one, other = hosts
     one.mirror.call(one.mirror.engine.leave)
@@ -213,6 +223,7 @@ def test_a_node_that_leaves_in_order_keeps_nobody(hosts: Hosts) -> None:
     assert holders(other) == [None]
 
 
+@pytest.mark.usefixtures("lasting_belief")
 def test_it_is_held_after_a_restart_in_which_nobody_asked(hosts: Hosts) -> None:
     one, other = hosts
     one.restart()
@@ -241,7 +252,7 @@ def through_proxy(directory: Path, server: RedisServer, url: str) -> Iterator[tu
     path = directory / "p"
     with proxied(path, server.socket) as proxy:
         own = f"unix://{path}?{url.partition('?')[2]}"
-        one = Host(directory / "one", own, 1, deadline_s=SHORT_S)
+        one = Host(directory / "one", own, 1)
         with strict(one, Host(directory / "other", url, 2)) as hosts:
             yield hosts, proxy
 
@@ -252,7 +263,8 @@ def test_a_holder_that_is_cut_off_believes_nothing_once_others_changed_it(
     with through_proxy(tmp_path, server, url) as ((one, other), proxy):
         proxy.held = "both"
         theirs = make(other, b"theirs")
-        assert look(one, b"theirs") is None
+        with impatient(one.mirror):
+            assert look(one, b"theirs") is None
         assert one.mirror.engine.is_away, "it has asked"
         proxy.held = None
         proxy.cut()
@@ -356,7 +368,7 @@ def test_what_a_process_takes_along_of_its_node_waits_too(hosts: Hosts, url: str
 def test_a_copy_of_the_metadata_has_none(hosts: Hosts, url: str) -> None:
     one, _ = hosts
     ino = make(one, b"name")
-    source, target = DirectEngine(url), DirectEngine(f"{url}copy", deadline_s=SHORT_S)
+    source, target = DirectEngine(url), DirectEngine(f"{url}copy")
     try:
         part = engine_copy.whole()
         target.transact_now(lambda t: t.put(part.mark, b""))

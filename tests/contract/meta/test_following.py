@@ -34,6 +34,7 @@ from tests.cluster.waiting import wait_until
 from tests.contract.hosts import NOW, Host, two_hosts
 from tests.contract.mirrors import no_space
 from tests.contract.redis_servers import RedisCluster, killed
+from tests.fault.impatience import SHORT_S
 
 FILES = 40
 
@@ -69,7 +70,7 @@ class Site:
             writer.close_file(self.files[name])
         self.held = set[int]()
         """Namespaces of which the node has data files."""
-        self.node = Host(path / "node", url, 3, must_follow=self.held.__contains__, deadline_s=2.0)
+        self.node = Host(path / "node", url, 3, must_follow=self.held.__contains__)
 
     def make(self, name: bytes, kind: str = "durable") -> int:
         return int(
@@ -369,6 +370,7 @@ def test_without_its_server_a_strict_name_is_an_error_and_a_cached_one_a_miss(
     site: Site, cluster: RedisCluster
 ) -> None:
     server = cluster.owner(slot_of(site.prefix, site.number))
+    site.following.remote._deadline_s = SHORT_S
     server.signal(signal.SIGSTOP)
     try:
         with pytest.raises(Unavailable):

@@ -2,12 +2,14 @@
 
 import secrets
 
+import pytest
 import trio
 
 from kvfs.base.errors import Conflict
 from kvfs.meta import keys
 from kvfs.meta.redis.calling import RetryingClient
 from kvfs.meta.redis.slots import slot_of
+from kvfs.meta.shards import moves
 from tests.contract.hosts import TOP, Host, agree
 from tests.contract.redis_servers import RedisCluster
 
@@ -29,8 +31,11 @@ class Site:
         self.files[name] = host.create(TOP, name)
         host.close_file(self.files[name], behind=behind)
 
-    def gather(self, host: Host) -> list[int]:
-        found: list[int] = host.mirror.call(host.mirror.engine.gather)
+    def gather(self, host: Host, number: int | None = None) -> list[int]:
+        """Gathers all, or one; no node loses its patience with it, however slow the machine is."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(moves, "PATIENCE_S", 60.0)
+            found: list[int] = host.mirror.call(lambda: host.mirror.engine.gather(number))
         return found
 
     def gather_in_the_end(self, host: Host) -> list[int]:

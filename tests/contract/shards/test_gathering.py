@@ -257,12 +257,11 @@ def test_a_node_that_reads_all_anew_while_a_namespace_comes_back_has_all_of_it(
 
 def test_one_namespace_is_gathered_and_others_keep_their_shards(site: Site) -> None:
     number = site.one.write(lambda t: namespaces.create(t, b"kept", uid=0, gid=0, now=NOW))
-    engine = site.other.mirror.engine
     site.other.mirror.catch_up()
-    assert site.other.mirror.call(lambda: engine.gather(1)) == [1]
+    assert site.gather(site.other, 1) == [1]
     site.one.mirror.catch_up()
     assert [site.one.mirror.shard(each) for each in (1, number)] == [0, number]
-    assert site.other.mirror.call(lambda: engine.gather(1)) == []
+    assert site.gather(site.other, 1) == []
     made = site.one.write(lambda t: namespaces.create(t, b"new", uid=0, gid=0, now=NOW))
     assert site.one.mirror.shard(made) == made
     top = namespace_root(number)

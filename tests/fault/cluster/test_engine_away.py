@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs
 from tests.integration.s3api.server.test_s3_serving import fetch
-from tests.integration.several import members, several
+from tests.integration.several import has, members, several
 
 
 def test_a_mount_answers_while_its_engine_hangs() -> None:
@@ -74,7 +74,7 @@ def test_a_cache_stores_blocks_while_its_engine_is_silent() -> None:
             renamed.result()
         assert (folder / "block").read_text() == "new"
         there = other.mount / "blocks" / "model" / "block"
-        wait_until(lambda: there.exists() and there.read_text() == "new", "the other node has it")
+        wait_until(lambda: has(there, b"new"), "the other node has it")
 
 
 def test_without_its_engine_a_node_is_not_ready_and_says_so() -> None:

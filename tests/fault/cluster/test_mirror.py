@@ -23,11 +23,10 @@ from tests.cluster.waiting import wait_until
 from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisServer, ask, killed
 from tests.fault.counters import increment, number
+from tests.fault.impatience import impatient
 from tests.fault.proxy import proxied
 
 PATIENCE_S = 60.0
-SHORT_S = 0.5
-"""A deadline, where the server is not expected to come back."""
 KEPT = ("--appendonly", "yes", "--appendfsync", "always")
 VICTIM = Path(__file__).parent.parent / "mirror_victim.py"
 
@@ -141,16 +140,17 @@ def test_a_partition_holds_nobody_for_ever_and_ends(server: RedisServer, tmp_pat
     path = tmp_path / "p"
     with (
         proxied(path, server.socket) as proxy,
-        mirroring(tmp_path / "a", f"unix://{path}", deadline_s=SHORT_S) as cut_off,
+        mirroring(tmp_path / "a", f"unix://{path}") as cut_off,
         mirroring(tmp_path / "b", server.url, node=2) as other,
     ):
         cut_off.transact_now(increment(b"n"))
         proxy.held = "both"
         proxy.is_refusing = True
-        with pytest.raises(Unavailable, match="did not answer"):
-            cut_off.transact_now(increment(b"n"))
-        with pytest.raises(Unavailable, match="did not answer"):
-            cut_off.catch_up()
+        with impatient(cut_off):
+            with pytest.raises(Unavailable, match="did not answer"):
+                cut_off.transact_now(increment(b"n"))
+            with pytest.raises(Unavailable, match="did not answer"):
+                cut_off.catch_up()
         heard_at = cut_off.engine.heard_at()
         # What it has is read on; how old that is, it says itself.
         assert number(cut_off, b"n") == 1
@@ -171,13 +171,14 @@ def test_a_partition_holds_nobody_for_ever_and_ends(server: RedisServer, tmp_pat
 
 
 def test_a_server_that_hangs_holds_nobody_for_ever(server: RedisServer, tmp_path: Path) -> None:
-    with mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror:
+    with mirroring(tmp_path / "a", server.url) as mirror:
         mirror.transact_now(increment(b"n"))
         server.signal(signal.SIGSTOP)
-        with pytest.raises(Unavailable, match="did not answer"):
-            mirror.transact_now(increment(b"n"))
-        with pytest.raises(Unavailable, match="did not answer"):
-            mirror.catch_up()
+        with impatient(mirror):
+            with pytest.raises(Unavailable, match="did not answer"):
+                mirror.transact_now(increment(b"n"))
+            with pytest.raises(Unavailable, match="did not answer"):
+                mirror.catch_up()
         assert number(mirror, b"n") == 1
         server.signal(signal.SIGCONT)
         until_committed(mirror, b"m")
@@ -228,7 +229,7 @@ def test_a_server_that_is_loading_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_full_server_is_told_and_reads_go_on(server: RedisServer, tmp_path: Path) -> None:
-    with mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror:
+    with mirroring(tmp_path / "a", server.url) as mirror:
         mirror.transact_now(increment(b"n"))
         mirror.transact_now(increment(b"o"))
         record = keys.namespace(7), pack(Namespace(name=b"gone", created_ns=1))
@@ -253,11 +254,11 @@ def test_a_full_server_is_told_and_reads_go_on(server: RedisServer, tmp_path: Pa
 def test_a_mirror_starts_while_the_memory_of_the_server_is_full(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    with mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror:
+    with mirroring(tmp_path / "a", server.url) as mirror:
         mirror.transact_now(increment(b"n"))
     server.call("CONFIG", "SET", "maxmemory", 1)
     for directory in ("a", "b"):
-        with mirroring(tmp_path / directory, server.url, deadline_s=SHORT_S) as mirror:
+        with mirroring(tmp_path / directory, server.url) as mirror:
             assert number(mirror, b"n") == 1
             if directory == "b":
                 assert mirror.transact_now(lambda t: t.delete(b"n"))
@@ -266,7 +267,7 @@ def test_a_mirror_starts_while_the_memory_of_the_server_is_full(
 def test_rights_that_are_taken_away_are_told_and_back_they_serve(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    with mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror:
+    with mirroring(tmp_path / "a", server.url) as mirror:
         mirror.transact_now(increment(b"n"))
         server.call("ACL", "SETUSER", "default", "-evalsha", "-eval")
         with pytest.raises(Unavailable, match="refuses us"):
@@ -277,7 +278,7 @@ def test_rights_that_are_taken_away_are_told_and_back_they_serve(
 
 
 def test_a_password_that_comes_later_is_told(server: RedisServer, tmp_path: Path) -> None:
-    with mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror:
+    with mirroring(tmp_path / "a", server.url) as mirror:
         mirror.transact_now(increment(b"n"))
         with server.connected() as connection:
             assert ask(connection, "CONFIG", "SET", "requirepass", "other") == "OK"
@@ -294,7 +295,7 @@ def test_a_password_that_comes_later_is_told(server: RedisServer, tmp_path: Path
 
 
 def test_an_engine_that_lost_all_is_left_empty(server: RedisServer, tmp_path: Path) -> None:
-    with mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror:
+    with mirroring(tmp_path / "a", server.url) as mirror:
         mirror.transact_now(increment(b"n"))
         server.call("FLUSHALL")
         with pytest.raises(Unavailable, match="kvfs rebuild"):
@@ -320,8 +321,8 @@ def test_a_node_does_not_wait_for_an_engine_that_lost_all(
 def test_an_engine_that_was_put_back_is_not_built_on(server: RedisServer, tmp_path: Path) -> None:
     """As a backup that somebody restores, or a fail-over to a replica that lagged behind."""
     with (
-        mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror,
-        mirroring(tmp_path / "b", server.url, node=2, deadline_s=SHORT_S) as other,
+        mirroring(tmp_path / "a", server.url) as mirror,
+        mirroring(tmp_path / "b", server.url, node=2) as other,
     ):
         mirror.transact_now(increment(b"n"))
         assert server.call("SAVE") == "OK"

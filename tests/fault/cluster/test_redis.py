@@ -24,12 +24,11 @@ from kvfs.meta.replica.direct_engine import DEADLINE_S, DirectEngine
 from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed, on_a_port
 from tests.fault.counters import increment, number
+from tests.fault.impatience import SHORT_S, impatient
 from tests.fault.proxy import proxied
 
 KEPT = ("--appendonly", "yes", "--appendfsync", "always")
 """A server that has on disk what it acknowledged: with everysec it answers while a sync hangs."""
-SHORT_S = 0.5
-"""A deadline, where the server is not expected to come back."""
 
 
 @pytest.fixture
@@ -157,14 +156,15 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
     with (
         killed(RedisServer(tmp_path / "r", *KEPT)) as server,
-        opened(server.url, deadline_s=SHORT_S) as engine,
+        opened(server.url) as engine,
     ):
         engine.transact_now(increment(b"n"))
         server.kill()
-        with pytest.raises(Unavailable, match="did not answer within"):
-            engine.transact_now(increment(b"n"))
-        with pytest.raises(Unavailable, match="did not answer within"):
-            number(engine, b"n")
+        with impatient(engine):
+            with pytest.raises(Unavailable, match="did not answer within"):
+                engine.transact_now(increment(b"n"))
+            with pytest.raises(Unavailable, match="did not answer within"):
+                number(engine, b"n")
         server.start()
         server.wait_for("loading", "0")
         engine.transact_now(increment(b"n"))
@@ -206,13 +206,14 @@ def test_a_server_that_is_loading_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_server_that_hangs_holds_nobody_for_ever(server: RedisServer) -> None:
-    with opened(server.url, deadline_s=SHORT_S) as engine:
+    with opened(server.url) as engine:
         engine.transact_now(increment(b"n"))
         server.signal(signal.SIGSTOP)
-        with pytest.raises(Unavailable, match="did not answer within"):
-            engine.transact_now(increment(b"n"))
-        with pytest.raises(Unavailable, match="did not answer within"):
-            number(engine, b"n")
+        with impatient(engine):
+            with pytest.raises(Unavailable, match="did not answer within"):
+                engine.transact_now(increment(b"n"))
+            with pytest.raises(Unavailable, match="did not answer within"):
+                number(engine, b"n")
         server.signal(signal.SIGCONT)
         # What was sent may be done or not, but once.
         before = number(engine, b"n")
@@ -234,7 +235,7 @@ def test_a_closed_engine_says_so(server: RedisServer) -> None:
 
 
 def test_a_full_server_is_named_and_then_goes_on(server: RedisServer) -> None:
-    with opened(server.url, deadline_s=SHORT_S) as engine:
+    with opened(server.url) as engine:
         engine.transact_now(increment(b"n"))
         server.call("CONFIG", "SET", "maxmemory", 1)
         with pytest.raises(NoSpace, match="raise its maxmemory"):
@@ -275,7 +276,7 @@ def test_a_wrong_password_is_not_shown(tmp_path: Path) -> None:
         server.call("CONFIG", "SET", "requirepass", "right")
         for user in ("", "kvfs:wrong-secret@", ":wrong-secret@"):
             with pytest.raises(Invalid, match="name a user and password") as refused:
-                DirectEngine(f"redis://{user}127.0.0.1:{server.port}", deadline_s=5)
+                DirectEngine(f"redis://{user}127.0.0.1:{server.port}")
             assert "wrong-secret" not in str(refused.value)
         with opened(f"redis://:right@127.0.0.1:{server.port}") as engine:
             engine.transact_now(increment(b"n"))
@@ -305,7 +306,7 @@ def test_a_server_that_will_not_do_is_told_why(about: dict[str, str], words: str
 
 def test_another_clusters_prefix_is_refused(server: RedisServer) -> None:
     async def found(cluster: str | None, prefix: str = "kvfs") -> str:
-        table = LeaseTable(parse(f"{server.url}?prefix={prefix}"), SHORT_S)
+        table = LeaseTable(parse(f"{server.url}?prefix={prefix}"), DEADLINE_S)
         try:
             return await table.found(cluster)
         finally:
@@ -333,7 +334,7 @@ def test_a_server_of_a_cluster_is_told_by_its_url(cluster: RedisCluster, tmp_pat
         killed(on_a_port(tmp_path)) as alone,
         pytest.raises(Invalid, match=r"is not a server of a cluster: its URL .* redis://"),
     ):
-        DirectEngine(f"redis+cluster://127.0.0.1:{alone.port}", deadline_s=SHORT_S)
+        DirectEngine(f"redis+cluster://127.0.0.1:{alone.port}")
 
 
 # ---- fail-over

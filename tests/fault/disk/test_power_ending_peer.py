@@ -64,6 +64,8 @@ def _fill(made: Machine, other: Node) -> tuple[list[str], list[str], list[str]]:
     gone = ours[10:30] + theirs[10:30]
     for name in gone:
         ((here if name in ours else there) / name).unlink()
+    for node in (made.node, other):
+        wait_until(lambda: not _names(node) & set(gone), "it has heard of what went")  # noqa: B023
     made.write_back()
     loose = [f"loose{number}" for number in range(60)]
     for name in loose:

@@ -74,7 +74,7 @@ def test_a_node_without_a_descriptor_for_its_caller_is_stopped() -> None:
         assert node.pid is not None
         _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (3, hard))
-        done = kvfs("down", *node.place(), "--timeout", "10")
+        done = kvfs("down", *node.place(), "--timeout", "60")
         assert done.returncode == 0, done.stderr
         assert f"stopped the node on {node.store}" in done.stdout
         assert not is_mounted(node.mount)

@@ -207,11 +207,11 @@ def test_killed_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert not open_set(tmp_path / "own").is_filled
 
 
-def test_killed_at_any_moment(tmp_path: Path) -> None:
+def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "own"
     own = open_set(path)
     own.mark_filled()
-    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
     held: set[int] = set()
     for round_ in range(12):
         rng = np.random.default_rng([seed, round_])
@@ -227,7 +227,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
                 os.write(writing, b".")
             signal.pause()
         os.read(reading, 1)
-        time.sleep(random.random() / 30)
+        time.sleep(chance.random() / 30)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(writing)

@@ -5,13 +5,13 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.cluster.waiting import wait_until
 from tests.contract import client_store
 from tests.integration.s3 import S3, serving, users_of
 
@@ -41,14 +41,16 @@ def server() -> Iterator[S3]:
 def kill_workers(server: S3) -> S3:
     for pid in server.node.status()["s3"]["workers"]:
         os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            server.client().head_bucket(Bucket=PLAIN)
-            return server
-        except (BotoCoreError, ClientError):
-            assert time.monotonic() < deadline, "no worker came back"
-            time.sleep(0.1)
+    wait_until(lambda: is_served(server), "a worker has come back")
+    return server
+
+
+def is_served(server: S3) -> bool:
+    try:
+        server.client().head_bucket(Bucket=PLAIN)
+    except (BotoCoreError, ClientError):
+        return False
+    return True
 
 
 def kill_node(server: S3) -> S3:

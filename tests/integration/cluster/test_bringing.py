@@ -14,7 +14,7 @@ from kvfs.client import Client
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import MODES, Node
 from tests.integration.posix import link_descriptor, mapping_alone, refused
-from tests.integration.several import Several, several
+from tests.integration.several import Several, has, several
 
 MIB = 1 << 20
 LARGE = 72 * MIB
@@ -163,9 +163,9 @@ def test_what_is_stored_through_a_mapping_after_the_close_is_read_there(
     here, there = a / namespace / "mapped", b / namespace / "mapped"
     first, second = content(3 * mmap.PAGESIZE, 1), content(3 * mmap.PAGESIZE, 2)
     with mapping_alone(here, first) as view:
-        wait_until(lambda: there.exists() and there.read_bytes() == first, "it is there")
+        wait_until(lambda: has(there, first), "it is there")
         view[: len(second)] = second  # into pages that are dirty still
-    wait_until(lambda: there.read_bytes() == second, "what came after the close is there too")
+    wait_until(lambda: has(there, second), "what came after the close is there too")
     assert here.read_bytes() == second
 
 
@@ -188,7 +188,7 @@ def test_stores_through_a_mapping_beside_another_writer_are_read_there(
         assert there.read_bytes() == b"early" + first[5:] + b"more"
         view[:5] = b"later"
     after = b"later" + first[5:] + b"more"
-    wait_until(lambda: there.read_bytes() == after, "what was stored after the last close")
+    wait_until(lambda: has(there, after), "what was stored after the last close")
     assert here.read_bytes() == after
 
 
@@ -219,7 +219,7 @@ def test_a_nameless_file_that_got_a_name_is_read_there(
     link_descriptor(fd, a / namespace / name)
     os.close(fd)
     there = b / namespace / name
-    wait_until(lambda: there.exists() and there.read_bytes() == b"nameless", "it is there")
+    wait_until(lambda: has(there, b"nameless"), "it is there")
 
 
 def test_what_is_held_open_unchanged_is_read(a: Path, b: Path) -> None:
@@ -269,7 +269,7 @@ def test_of_two_writers_at_once_the_last_to_close_wins(
         last.write(b"b" * 100)
         first.close()
     for path in (here, there):
-        wait_until(lambda: path.read_bytes() == b"b" * 100, "the last content")  # noqa: B023
+        wait_until(lambda: has(path, b"b" * 100), "the last content")  # noqa: B023
 
 
 def test_what_is_written_counts_though_its_data_file_lost_its_name(

@@ -99,10 +99,10 @@ def test_a_node_that_waits_for_its_engine_is_stopped(cluster: Several) -> None:
         done = kvfs("status", "--store", str(node.store))
         assert done.returncode
         assert "has not started yet" in done.stderr
-        done = kvfs("down", *node.place(), "--timeout", "20")
+        done = kvfs("down", *node.place(), "--timeout", "60")
         assert done.returncode == 0, done.stderr
         assert f"stopped the node on {node.store}" in done.stdout
-        process.wait(20)
+        process.wait(60)
     finally:
         process.kill()
         process.communicate()

@@ -160,8 +160,8 @@ def test_a_silent_node_is_left_out_in_time_and_told_of(pair: Pair) -> None:
         began = time.monotonic()
         assert "f01" in os.listdir(pair.at(1, "silent"))
         assert time.monotonic() - began < SOON_S
-    assert counter(pair.nodes[1], "list_requests_unanswered") > before
-    assert names(pair.nodes[1])["left_out"] == [1]
+        assert counter(pair.nodes[1], "list_requests_unanswered") > before
+        assert names(pair.nodes[1])["left_out"] == [1]
     wait_until(lambda: "f02" in os.listdir(pair.at(1, "silent")), "it is asked again")
 
 

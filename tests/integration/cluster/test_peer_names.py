@@ -186,9 +186,12 @@ def test_a_client_and_s3_find_what_another_node_has(pair: Pair) -> None:
 
 
 def test_each_host_reads_its_own_of_two_blocks_of_one_name(pair: Pair) -> None:
-    with paused(pair.nodes[1]):
+    with paused(pair.nodes[1]):  # neither has heard of the other's when it writes its own
         pair.at(0, "both").write_bytes(b"zero")
-    pair.at(1, "both").write_bytes(b"one")
+        silent = ExitStack()
+        silent.enter_context(paused(pair.nodes[0]))
+    with silent:
+        pair.at(1, "both").write_bytes(b"one")
     for number, content in enumerate((b"zero", b"one")):
         assert pair.at(number, "both").read_bytes() == content
 
@@ -204,7 +207,7 @@ def test_temporary_names_of_blocks_are_told_to_nobody(pair: Pair) -> None:
         wait_to_read(pair.at(1, block), b"block")
     # By the first it learns that there are such names, by others how long they live on a node
     # that is very busy.
-    assert counter(pair.nodes[0], "removals_told") - before <= 6
+    assert counter(pair.nodes[0], "removals_told") - before <= 10
 
 
 def test_a_holder_that_is_silent_is_a_miss_in_time_and_found_again(pair: Pair) -> None:

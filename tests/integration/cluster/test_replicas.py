@@ -21,6 +21,7 @@ def cluster() -> Iterator[Several]:
     with several(0) as made:
         for zone in "abc":
             made.add("--zone", zone, "--capacity", "4GiB")
+        made.wait_for_room()
         yield made
 
 
@@ -154,7 +155,8 @@ def test_a_drained_node_gives_all_away_while_it_serves(cluster: Several) -> None
 
     until(is_drained, "the node to be drained")
     assert copies(cluster, ino) != [2]
-    assert "files lack copies" in kvfs("status", "--store", str(one.store)).stdout
+    lack = "files lack copies"
+    until(lambda: lack in kvfs("status", "--store", str(one.store)).stdout, "it is told")
     assert (one.mount / "moved" / "a").read_bytes() == content
     kvfs("node", "drain", "n3", "--stop", "--store", str(one.store))
     until(lambda: state_of(one, "n3") == "active", "the node to be active again")

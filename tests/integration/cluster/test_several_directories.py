@@ -18,7 +18,7 @@ from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node
 from tests.integration.posix import refused
 from tests.integration.s3 import S3, users_of
-from tests.integration.several import Several, several
+from tests.integration.several import Several, has, several
 
 Make = Callable[[Path], int]
 
@@ -226,4 +226,4 @@ def test_of_two_hosts_that_make_one_file_the_last_to_close_has_it(
     wanted = f"of {last}".encode()
     for node in (a, b):
         there = node.mount / path
-        wait_until(lambda: there.exists() and there.read_bytes() == wanted, "both see it")  # noqa: B023
+        wait_until(lambda: has(there, wanted), "both see it")  # noqa: B023

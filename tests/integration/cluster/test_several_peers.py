@@ -69,7 +69,7 @@ def engine_away(nodes: Several) -> Iterator[None]:
 def silent(nodes: Several, seconds: float) -> None:
     """Waits until the first node has not heard the engine for so long."""
     node = nodes.nodes[0]
-    wait_until(lambda: node.status()["engine"]["silent_s"] > seconds, "it is silent", 30)
+    wait_until(lambda: node.status()["engine"]["silent_s"] > seconds, "it is silent")
 
 
 def work_at(top: Path) -> None:
@@ -150,7 +150,7 @@ def test_nobody_asks_the_engine(nodes: Several, a: Path, s3: S3) -> None:
         work_at(a)
         work_over(s3.client(ADMINISTRATOR), "own")
         asked = nodes.nodes[0].status()["engine"]["round_trips"] - before
-        assert asked <= 3  # reports of what is used, however much is done
+        assert asked <= 10  # reports of what is used, by the clock, and not for each of 100 steps
 
 
 def test_all_goes_on_while_the_engine_is_away(nodes: Several, a: Path, s3: S3) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.waiting import wait_until
-from tests.integration.several import Several, several
+from tests.integration.several import Several, has, several
 
 _MIB = 1 << 20
 SHORT, LONG, LONGER = b"s" * (2 * _MIB + 17), b"l" * (4 * _MIB + 5), b"L" * (6 * _MIB)
@@ -72,7 +72,7 @@ def test_it_does_so_in_a_cache(a: Path, b: Path) -> None:
     try:
         for content in (SHORT, LONGER):
             (b / path).write_bytes(content)
-            wait_until(lambda c=content: (a / path).read_bytes() == c, "the other host has it")
+            wait_until(lambda c=content: has(a / path, c), "the other host has it")
             assert whole(fd) == LONG
             assert os.fstat(fd).st_size == len(LONG)
     finally:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.waiting import wait_until
 from tests.conftest import LONG
-from tests.integration.several import several
+from tests.integration.several import has, several
 from tests.integration.takeover.successor import WAIT, kill
 from tests.nfs import ganesha
 from tests.nfs.door import Door
@@ -70,7 +70,7 @@ def replaced(two: Two, name: str, content: bytes) -> None:
     """By the other node; returns when the first has heard of it."""
     (two.b.node.mount / "strict" / name).write_bytes(content)
     here = two.a.node.mount / "strict" / name
-    wait_until(lambda: here.read_bytes() == content, "the first node has the newest")
+    wait_until(lambda: has(here, content), "the first node has the newest")
 
 
 class Reader:
