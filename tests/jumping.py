@@ -3,12 +3,14 @@ does takes no time, however long it takes."""
 
 import contextlib
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 import trio
 import trio.testing
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -32,3 +34,9 @@ def jumping_clock() -> Iterator[trio.testing.MockClock]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trio.to_thread, "run_sync", run_sync)
         yield clock
+
+
+def run_jumping(main: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """`trio.run`, by such a clock."""
+    with jumping_clock() as clock:
+        return trio.run(main, *arguments, clock=clock)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.ports import free_port
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 _SLOTS = 16_384
 
 

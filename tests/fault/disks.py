@@ -45,9 +45,14 @@ class Disk:
 
     def unmount(self) -> None:
         """Returns when the filesystem has ended: who copied the mounts meanwhile (a namespace of
-        another test) keeps it, shut down as it may be, and the next mount would be of the same."""
-        subprocess.run(["umount", self.mountpoint], check=True)
+        another test) keeps it, shut down as it may be, and the next mount would be of the same. A
+        process that ends may have it open for a moment yet."""
+        wait_until(self._leave, f"{self.mountpoint} is nobody's")
         wait_until(self._is_free, f"{self._device} is nobody's")
+
+    def _leave(self) -> bool:
+        command = ["umount", str(self.mountpoint)]
+        return not subprocess.run(command, check=False, capture_output=True).returncode
 
     def _is_free(self) -> bool:
         try:

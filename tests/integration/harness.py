@@ -26,8 +26,8 @@ from tests import fork_server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = ("passthrough", "relay", "libfuse")
-START_S = 60
-CALL_S = 60
+START_S = 120
+CALL_S = 120
 _MAIN = "from cli.main import main; main()"
 _COMMANDS = (
     *sorted({module.partition(":")[0] for module in COMMANDS.values()}),

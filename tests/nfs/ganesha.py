@@ -26,7 +26,7 @@ from tests.ports import free_port
 
 SERVER: Final = "ganesha.nfsd"
 _APART: Final = ("unshare", "--mount", "--propagation", "slave")
-_START_S: Final = 30.0
+_START_S: Final = 60.0
 _READY: Final = "NFS SERVER INITIALIZED"
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 from kvfs.cluster.node_records import NodeRecord
 from kvfs.meta import keys
@@ -19,6 +18,7 @@ from kvfs.tree.copies import own_part, placements
 from tests.contract.bringers import Shared
 from tests.contract.memory_engine import MemoryEngine
 from tests.contract.small_node import new_inode
+from tests.jumping import run_jumping
 
 ME, OTHER, NS = 1, 2, 1
 TOP = namespace_root(NS)
@@ -97,4 +97,4 @@ def test_records_are_not_looked_at_all_the_time_while_another_node_has_not_told(
             assert engine.read_now(lambda t: t.get(keys.inode(TOP + 1))) is None
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.005))
+    run_jumping(main)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 from kvfs.base.errors import Unavailable
 from kvfs.holdings.fingerprints import Fingerprinter, gathered
@@ -28,6 +27,7 @@ from kvfs.tree.copies.cold_copies import Object
 from kvfs.tree.copies.held_names import HeldName
 from tests.contract.small_node import new_inode
 from tests.contract.tombs import removed
+from tests.jumping import run_jumping
 
 ME, SPACE, NOW = 1, 1, 10**18
 
@@ -174,7 +174,7 @@ def run(sent: Sent, act: Callable[[], Awaitable[None]]) -> None:
             await trio.sleep(60)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_jumping(main)
 
 
 def test_more_removals_than_can_wait_leave_no_object(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from kvfs.base.errors import NoSpace
 from kvfs.base.version import KNOWS_HOMES
@@ -16,6 +15,7 @@ from kvfs.meta.engine import Transaction
 from kvfs.node.homes import home_record
 from kvfs.node.homes.home_keeper import HomeKeeper
 from tests.contract.memory_engine import MemoryEngine
+from tests.jumping import run_jumping
 
 NODES = (1, 2, 3)
 
@@ -82,7 +82,7 @@ def run(scene: Callable[[Cluster], Any]) -> None:
     async def main() -> None:
         await scene(Cluster())
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    run_jumping(main)
 
 
 def test_a_record_is_gone_by_once_there_is_memory_for_it() -> None:

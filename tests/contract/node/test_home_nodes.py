@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from kvfs.base.errors import NoSpace
 from kvfs.holdings.fingerprints import BITS, gathered
 from kvfs.node.names.name_protocol import ASK_HOMES
 from tests.contract.node.home_world import HomeWorld
+from tests.jumping import run_jumping
 
 SETTLE_S = 3.0
 LONG_S = 12.0
@@ -45,7 +45,7 @@ def run(
         for node in world.nodes.values():
             node.own.close()
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    run_jumping(main)
 
 
 async def churn(world: HomeWorld, seconds: float) -> None:

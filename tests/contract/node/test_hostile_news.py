@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from kvfs.base.errors import Corrupt, Unavailable
 from kvfs.holdings import claim_slots, delta_batch
@@ -22,6 +21,7 @@ from kvfs.node.names.name_exchange import NameExchange
 from kvfs.node.names.name_members import NameMembers
 from kvfs.node.names.name_protocol import ASK
 from kvfs.node.names.peer_outbox import PeerOutbox
+from tests.jumping import run_jumping
 from tests.unit.holdings.claim_model import u64
 
 ME, OTHER, STRANGER = 1, 2, 9
@@ -82,7 +82,7 @@ def run(node: Node, scene: Callable[[Node], Awaitable[None]]) -> None:
             await scene(node)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    run_jumping(main)
 
 
 async def beat(node: Node, seconds: int) -> None:

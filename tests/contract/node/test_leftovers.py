@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
 
 from kvfs.base.errors import Unavailable
 from kvfs.datastore import file_lease
@@ -17,6 +16,7 @@ from kvfs.meta.records import namespace_root
 from kvfs.node.tasks.orphan_gc import Leftovers
 from kvfs.tree import namespaces, reserved_inodes, tree
 from tests.contract.small_node import SmallNode, new_inode, small_node
+from tests.jumping import run_jumping
 
 
 class Dropped:
@@ -117,7 +117,7 @@ def test_an_engine_that_fails_for_a_while_ends_nothing(
 
     monkeypatch.setattr(node.engine, "read", failing)
     monkeypatch.setattr(time, "time_ns", lambda: later_ns)
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_jumping(main)
     assert set(leftovers.dropped) == {ino}
 
 
@@ -145,6 +145,6 @@ def test_numbers_that_a_process_left_reserved_are_released_after_an_hour(
         await trio.sleep(600)
         await leftovers.sweep_now()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_jumping(main)
     assert reserved() == [first + 300]
     os.close(fd)

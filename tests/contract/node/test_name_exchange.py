@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from trio.testing import MockClock
 
 from kvfs.holdings import delta_batch
 from kvfs.holdings.answers import answer
@@ -19,6 +18,7 @@ from kvfs.node.names.name_exchange import NameExchange
 from kvfs.node.names.name_members import NameMembers
 from kvfs.node.names.name_protocol import ASK
 from kvfs.node.names.peer_outbox import PeerOutbox
+from tests.jumping import run_jumping
 from tests.unit.holdings.claim_model import u64
 
 ME, OTHERS = 1, range(2, 42)
@@ -32,7 +32,7 @@ def names_of(node: int) -> U64:
 
 def test_a_node_that_starts_asks_each_other_once_and_few_at_a_time(tmp_path: Path) -> None:
     """Answers take longer than the time after which a question would be put again."""
-    trio.run(_joins, tmp_path, clock=MockClock(autojump_threshold=0))
+    run_jumping(_joins, tmp_path)
 
 
 async def no_answer(_answer: Any) -> None:

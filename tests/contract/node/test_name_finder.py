@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from kvfs.base.errors import Invalid, Unavailable
 from kvfs.cluster.handshake import Party
@@ -30,6 +29,7 @@ from kvfs.tree.copies.told_names import AskedPage, Detail, ToldPage
 from kvfs.vfs.inode_holders import Holders
 from tests.contract.small_node import new_inode
 from tests.contract.tombs import removed
+from tests.jumping import run_jumping
 
 TOP = namespace_root(1)
 
@@ -159,7 +159,7 @@ def run(tmp_path: Path, step: Callable[..., Any], kind: type[Host] = Host) -> No
         for host in hosts:
             host.engine.close()
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    run_jumping(main)
 
 
 def test_what_a_holder_tells_is_taken_over_with_its_directories(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 import trio
-from trio.testing import MockClock
 
 from kvfs.base.errors import NoSpace, NotFound, Unavailable
 from kvfs.cluster.handshake import Party
@@ -36,6 +35,7 @@ from kvfs.tree.copies import placements
 from kvfs.tree.rename import rename
 from tests.contract.small_node import new_inode
 from tests.contract.tombs import removed
+from tests.jumping import run_jumping
 
 T = TypeVar("T")
 TOP = namespace_root(1)
@@ -149,7 +149,7 @@ def run(tmp_path: Path, step: Callable[[list[Host], set[int]], Any]) -> None:
         for host in hosts:
             host.engine.close()
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    run_jumping(main)
 
 
 def look(hosts: Sequence[Host]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 from kvfs.admin.fsck import Fsck
 from kvfs.base.errors import Unavailable
@@ -26,7 +25,7 @@ from kvfs.node.tasks.seal_queue import SealQueue
 from kvfs.tree import etags, lifecycle, namespaces, sealed_etags, tree
 from kvfs.vfs.volume import Volume
 from tests.contract.small_node import SmallNode, small_node
-from tests.jumping import jumping_clock
+from tests.jumping import jumping_clock, run_jumping
 
 
 @pytest.fixture
@@ -381,7 +380,7 @@ def test_who_writes_is_left_the_disk_while_he_writes(
             nursery.cancel_scope.cancel()
 
     node.sealer._seal_due = slow  # type: ignore[method-assign]
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_jumping(main)
     assert len(begun) == rounds
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 from kvfs.base.errors import Unavailable
 from kvfs.cluster.handshake import Party
@@ -32,6 +31,7 @@ from kvfs.tree.copies.siblings import HeldBlock
 from tests.contract.bringers import Shared, publish
 from tests.contract.memory_engine import MemoryEngine
 from tests.contract.small_node import new_inode
+from tests.jumping import run_jumping
 
 ME, OTHER = 1, 2
 INO = namespace_root(1) + 1
@@ -135,7 +135,7 @@ def run(tmp_path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
             await act(scene)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_jumping(main)
 
 
 def test_content_that_is_sealed_while_the_copy_before_it_is_made_gets_its_own(

@@ -3,7 +3,6 @@ or for dead without reason, or writes what it may not."""
 
 import contextlib
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from kvfs.meta.replica.replica_engine import ReplicaEngine
 from kvfs.node.tasks.lease_renewer import Renewal
 from tests.cluster.waiting import until
 from tests.contract.redis_servers import RedisServer, ask, killed, on_a_port
-from tests.fault.cluster.test_redis import start_sentinel
+from tests.fault.cluster.test_redis import fail_over, start_sentinel
 from tests.fault.proxy import proxied
 
 PATIENCE_S = 60.0
@@ -215,7 +214,8 @@ def test_a_replica_that_takes_over_finds_the_same_members(tmp_path: Path) -> Non
         url = f"redis+sentinel://127.0.0.1:{sentinel.port}/kvfs"
         async with member_of(url, tmp_path / "m") as (member, engine):
             await put(engine, b"first")
-            await trio.to_thread.run_sync(fail_over, sentinel, replica)
+            await trio.to_thread.run_sync(fail_over, sentinel)
+            await trio.to_thread.run_sync(replica.wait_for, "role", "master")
             # Until it is told so, the old master takes commits that nobody will ever see.
             await trio.to_thread.run_sync(master.wait_for, "role", "slave")
             with trio.fail_after(PATIENCE_S):
@@ -236,12 +236,3 @@ def test_a_replica_that_takes_over_finds_the_same_members(tmp_path: Path) -> Non
         replica.wait_for("master_link_status", "up")
         sentinel = stack.enter_context(killed(start_sentinel(tmp_path / "c", master)))
         trio.run(main, master, replica, sentinel)
-
-
-def fail_over(sentinel: RedisServer, replica: RedisServer) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while sentinel.call("SENTINEL", "FAILOVER", "kvfs") != "OK":
-        # It has to have seen the replica.
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    replica.wait_for("role", "master")
