@@ -31,6 +31,7 @@ from kvfs.datastore import checksum
 from kvfs.http.api import FileRange, Head, Response
 from kvfs.transfer import chunk_receiver, peer_fetch, sources
 from kvfs.transfer.transfer import WantedFile
+from tests.cluster.waiting import until
 from tests.contract.peers import (
     CLUSTER,
     INO,
@@ -574,7 +575,7 @@ def test_another_secret_is_refused_on_both_sides(tmp_path: Path) -> None:
         stranger.known = Secrets([secrets.generate(CLUSTER)])
         with pytest.raises(AccessDenied, match="another secret"):
             await stranger.bring(wanted, [holder.address])
-        assert holder.server.counters["peers_refused"] == 1
+        await until(lambda: holder.server.counters["peers_refused"] == 1, "it counts it")
         assert holder.server.counters["peers_sent_bytes"] == 0
 
     run(tmp_path, 2, test)
