@@ -85,8 +85,10 @@ class KeptViews:
         self._keeper = None
 
     def went_on(self, items: Mapping[str, KeptItem], keeper: ViewKeeper) -> None:
-        """Begins with what a keeper has of an earlier daemon."""
-        self._items, self._keeper = dict(items), keeper
+        """Begins with what a keeper has of an earlier daemon's views; other things among `items`
+        are their owner's."""
+        self._items = {key: items[key] for key in items if key.startswith((_VIEW, _LOCK))}
+        self._keeper = keeper
 
     def put_view(
         self, namespace: int, directory: str, init: bytes, device: int, *, is_read_only: bool
