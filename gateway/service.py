@@ -90,12 +90,6 @@ class MountKeeper:
                 " by an earlier mount are still copied"
             )
             return None
-        if self._node.locks is not None and self._node.locks.any_reaches_cluster():
-            log.warning(
-                "the mount ends with this daemon, in spite of takeover_s: a namespace has"
-                " locks=cluster, and this daemon alone knows which of its programs has a lock"
-            )
-            return None
         return outliving
 
     async def _go_on(

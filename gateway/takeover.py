@@ -107,6 +107,8 @@ class Takeover:
         wanted = mount.options(self._config, self._config.mount, agreed.options.hides)
         if wanted != agreed.options:
             return "the settings of the mount are others now"
+        if agreed.locks and not self._config.engine:
+            return "it has the locks of a cluster, and this node is in none"
         where = agreed.options.mountpoint
         has_gone = holder_process.has_gone(taken.device) or not device.is_ours(where)
         return "it was unmounted" if has_gone else ""
@@ -132,6 +134,7 @@ class Takeover:
 
 def _survivors(taken: KeptMount, views: Collection[int]) -> Survivors:
     """`views`: the namespaces of the views that outlived the daemon, too."""
+    taken.journal.locks.forget_views(views)
     files = []
     for entry, each in list(taken.journal.files()):
         if each.request & VIEWED and namespace_of(each.number) not in views:

@@ -44,6 +44,7 @@ from kvfs.base import fuse_device
 from kvfs.base.config import Config
 from kvfs.base.errors import KvfsError, Unavailable
 from kvfs.base.version import VERSION
+from kvfs.cluster.cluster_locks import Locks
 from kvfs.node import Node
 
 Mode = Literal["auto", "passthrough", "relay", "libfuse"]
@@ -78,6 +79,8 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     direct_reads: bool
     readahead_kib: int
     reason: str
+    locks: bool = False
+    """Whether the kernel leaves locks to the mount."""
 
 
 class Outliving(NamedTuple):
@@ -215,9 +218,7 @@ async def _serve_device(
     ours, theirs = server_socket()
     agreed = outliving.agreement() if outliving is not None and outliving.taken else None
     backing = _registry(device, choice, agreed, journal)
-    locks = node.locks if node.locks is not None and node.locks.any_reaches_cluster() else None
-    if agreed is not None:
-        locks = None  # the kernel keeps them: a mount whose daemon does ends with it
+    locks = _locks(node, agreed, journal)
     if locks is not None:
         backing.lock_flags = Init.POSIX_LOCKS | Init.FLOCK_LOCKS
     inodes, neighbours = KernelInodes(backing.holds), Neighbours()
@@ -289,6 +290,8 @@ async def _serve_device(
                 await operations.close()
             if node.cluster is not None:
                 node.cluster.engine.changes.witness = None
+            if node.locks is not None:
+                node.locks.keep_journal(None)
             node.holders.unmounted()
             if backing.passthrough and not is_left:
                 await _part_from_writers(node)
@@ -297,6 +300,15 @@ async def _serve_device(
             ours.close()
             pyfuse3.close(unmount=False)
             theirs.detach()
+
+
+def _locks(node: Node, agreed: Agreement | None, journal: MountJournal | None) -> Locks | None:
+    """Returns the locks that the kernel leaves to the mount; None: it keeps all of them."""
+    if node.locks is None:
+        return None
+    node.locks.keep_journal(None if journal is None else journal.locks)
+    keeps = node.locks.any_reaches_cluster() if agreed is None else agreed.locks
+    return node.locks if keeps else None
 
 
 def _registry(
@@ -347,6 +359,8 @@ async def _keep_journal(
         fast.handlers.relist()
         if node.cluster is not None:  # others may have changed them
             known = {*survivors.numbers(), *(each.ino for _, each in journal.directories())}
+        if operations.locks is not None:
+            await operations.locks.go_on()
     fast.keep_journal(journal)
     if agreed is not None:
         own = [each for each in handles if not each[0] & VIEWED]
@@ -386,6 +400,7 @@ def _agreement(
         direct_reads=backing.direct_reads,
         readahead_kib=info.readahead_kib,
         reason=info.reason,
+        locks=bool(backing.lock_flags),
     )
 
 

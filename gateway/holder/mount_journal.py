@@ -13,6 +13,7 @@ word is written.
 | the inode that a request makes, names or removes | before its commit | once it is answered |
 | the place of that commit in what a server is sent | before that is sent | likewise |
 | the place of a relayed append | before it is written | likewise |
+| a lock that the mount keeps in place of the kernel (`lock_table`) | before the reply | likewise |
 
 By these notes the next daemon tells whether a request that comes again (FUSE_NOTIFY_RESEND) was
 done. Those of a request that was done wait with it through several deaths; where its caller was
@@ -33,10 +34,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.holder.journal_slots import Slots
+from gateway.holder.lock_table import LOCK, LockTable
 from kvfs.base.errors import Busy, NotSupported
 from kvfs.meta.asked_requests import Sent, asking
 
-VERSION: Final = 4
+VERSION: Final = 5
 """The version of the layout."""
 VIEWED: Final = 1 << 62
 """Set in the numbers of requests, and of backing files, of the view of a namespace
@@ -45,10 +48,10 @@ _NAME: Final = "kvfs-mount"
 _VERSION: Final = struct.Struct("<I")
 _REQUEST_BITS: Final = 46
 """A kernel that sends a million requests a second counts a year with these."""
-_HEADER: Final = struct.Struct("<IIIIIII")
+_HEADER: Final = struct.Struct("<IIIIIIII")
 """Version; generation; length of the description; how many entries of each table were ever used:
-files, backings, directories, notes."""
-_WORDS: Final = (1, 3, 4, 5, 6)
+files, backings, directories, notes, locks."""
+_WORDS: Final = (1, 3, 4, 5, 6, 7)
 _ABOUT_AT: Final = 64
 _ABOUT_MOST: Final = 3072
 _FORMERS: Final = 32
@@ -71,8 +74,8 @@ was sent, place in it; the state of the note; generation; number of the request.
 _CUT: Final = struct.Struct("<I")
 _STATE: Final = struct.Struct("<H")
 _STATE_AT: Final = 30
-_MOST: Final = (1 << 20, 1 << 20, 1 << 14, 1 << 16)
-_SIZES: Final = (_FILE.size, _BACKING.size, _DIRECTORY_BYTES, _NOTE.size)
+_MOST: Final = (1 << 20, 1 << 20, 1 << 14, 1 << 16, 1 << 16)
+_SIZES: Final = (_FILE.size, _BACKING.size, _DIRECTORY_BYTES, _NOTE.size, LOCK.size)
 _HANDLE: Final = struct.Struct("<Q")
 _GENERATION_SHIFT: Final = 40
 """A daemon gives out fewer handles than that, however long it runs."""
@@ -82,6 +85,8 @@ _ENDS: Final = (
 )
 _AT: Final = _ENDS[:-1]
 _SIZE: Final = _ENDS[-1]
+SIZES_OF: Final = {4: _ENDS[4], VERSION: _SIZE}
+"""The layouts that are understood, and their sizes. Version 4 had no locks: it grows."""
 _OF_HOLDER: Final = 3848
 """From here to the tables the holder keeps its own."""
 assert _HEADER.size <= _ABOUT_AT
@@ -92,12 +97,13 @@ AGAIN: Final = 1 << 63
 
 def can_go_on(pid: int) -> bool:
     """Returns whether this program can go on with the mount of the daemon of this process number:
-    False if its journal has another layout. What cannot be seen is taken for this one."""
+    False if its journal has a layout that is not understood. What cannot be seen is taken for this
+    one."""
     with contextlib.suppress(OSError):
         for each in Path(f"/proc/{pid}/fd").iterdir():
             if os.readlink(each).startswith(f"/memfd:{_NAME}"):
                 with each.open("rb") as journal:
-                    return journal.read(_VERSION.size) == _VERSION.pack(VERSION)
+                    return _VERSION.unpack(journal.read(_VERSION.size))[0] in SIZES_OF
     return True
 
 
@@ -163,45 +169,25 @@ class JournaledDirectory(NamedTuple):
     fh: int
 
 
-class _Slots:
-    """The entries of one table: which are free."""
-
-    def __init__(self, words: memoryview, word: int, most: int) -> None:
-        self._words = words
-        self._word = word
-        self._most = most
-        self._free: list[int] = []
-
-    def take(self) -> int:
-        """Returns the number of a free entry; -1: there is none."""
-        if self._free:
-            return self._free.pop()
-        used: int = self._words[self._word]
-        if used == self._most:
-            return -1
-        self._words[self._word] = used + 1
-        return used
-
-    def give(self, number: int) -> None:
-        self._free.append(number)
-
-
 class MountJournal:
     """The journal by one process. Used from the event loop."""
 
     def __init__(self, fd: int) -> None:
         """Opens what `made` or an earlier daemon left at `fd`, which it takes. Raises NotSupported
-        for another layout."""
+        for a layout that is not understood, OSError."""
         self.fd = fd
-        if os.fstat(fd).st_size != _SIZE:
+        (version,) = _VERSION.unpack(os.pread(fd, _VERSION.size, 0).ljust(_VERSION.size, b"\0"))
+        if SIZES_OF.get(version) != os.fstat(fd).st_size:
             raise NotSupported("the mount was kept by another version")
+        if version != VERSION:
+            os.ftruncate(fd, _SIZE)
+            os.pwrite(fd, _VERSION.pack(VERSION), 0)
         self._map = mmap.mmap(fd, _SIZE)
         self._words = memoryview(self._map)[: _ABOUT_AT // 4 * 4].cast("I")
-        if self._words[0] != VERSION:
-            raise NotSupported("the mount was kept by another version")
-        self._files, self._backings, self._directories, self._notes = (
-            _Slots(self._words, word, most) for word, most in zip(_WORDS[1:], _MOST, strict=True)
+        self._files, self._backings, self._directories, self._notes, locks = (
+            Slots(self._words, word, most) for word, most in zip(_WORDS[1:], _MOST, strict=True)
         )
+        self.locks: Final = LockTable(self._map, _AT[4], locks)
         self._noted: dict[int, int] = {}
         """The entry of each request's note."""
         self.has_noted = False
@@ -211,7 +197,7 @@ class MountJournal:
         """Makes an empty one. Raises OSError."""
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         os.ftruncate(fd, _SIZE)
-        os.pwrite(fd, _HEADER.pack(VERSION, 0, 0, 0, 0, 0, 0), 0)
+        os.pwrite(fd, _HEADER.pack(VERSION, 0, 0, 0, 0, 0, 0, 0), 0)
         return cls(fd)
 
     def close(self) -> None:
@@ -354,8 +340,9 @@ class MountJournal:
     # ---- for the next daemon
 
     def take_over(self) -> None:
-        """Begins with the notes that daemons before left: to be called once, before anything is
-        entered."""
+        """Begins with the notes and locks that daemons before left: to be called once, before
+        anything is entered."""
+        self.locks.take_over()
         for number, found in enumerate(_NOTE.iter_unpack(self._used(3))):
             *_, generation, request = found
             if request and generation + _FORMERS > self.generation:

@@ -25,6 +25,7 @@ import msgspec
 import trio
 
 from kvfs.base.errors import Conflict, NoLocks, Unavailable
+from kvfs.cluster.lock_journal import LockJournal, LockNotes
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Namespace, namespace_of, pack
@@ -94,10 +95,48 @@ class Locks:
         self.counters = {"locks_lost": 0}
         self._closing: dict[tuple[LockTarget, LockOwner], trio.Event] = {}
         """Owners that have closed the file, and still have locks in the engine."""
+        self._journal = LockNotes(None)
 
     def owner(self, number: int) -> LockOwner:
         """Returns an owner of this mount, as its kernel names it."""
         return LockOwner(self._node, self._incarnation, number)
+
+    def keep_journal(self, journal: LockJournal | None) -> None:
+        """Says in a mount's journal from now on what the next daemon must know; None: the mount
+        ends with this daemon."""
+        self._journal = LockNotes(journal)
+
+    async def go_on(self) -> None:
+        """Goes on with the locks of programs whose daemon before has ended, as its journal and the
+        engine have them. Comes before any request is served. Raises Unavailable."""
+        spaces = set()
+        for each in self._journal.all():
+            place, owner = LockTarget(each.ino, each.whole), self.owner(each.owner)
+            if not each.is_there:
+                lock = ByteRangeLock(owner, each.exclusive, each.start, each.end, each.pid)
+                self._here[place] = granted(self._here.get(place, ()), lock)
+                continue
+            self._reached.setdefault(place, set()).add(owner)
+            if each.is_held:
+                self._believed.setdefault(place, set()).add(owner)
+                spaces.add(namespace_of(each.ino))
+        for number in spaces:
+            await self._catch_up(number)
+        for place, owner in await self._engine.read(self._ours):
+            if owner not in self._reached.setdefault(place, set()):
+                self._reached[place].add(owner)
+                self._closing[place, owner] = trio.Event()
+        self._tell_lost(sum(self._look_for_lost(place) for place in list(self._believed)))
+
+    def _ours(self, t: Transaction) -> list[tuple[LockTarget, LockOwner]]:
+        """Returns the owners of this mount that have locks in the engine."""
+        found = []
+        for key, value in t.scan(keys.LOCKS, keys.after(keys.LOCKS)):
+            if not keys.is_append_lease(key):
+                place = _target(key)
+                owners = {each.owner for each in _unpack(value)}
+                found += [(place, each) for each in owners if each == self.owner(each.number)]
+        return found
 
     async def run(self) -> None:
         """Gives back locks that could not be given back when their owner closed, until
@@ -141,8 +180,10 @@ class Locks:
             self._change_here(place, lambda held: released(held, owner))
             self._wake(place)
         self._believe(place, owner, ())
+        self._journal.closed(place, owner)
         if owner in self._reached.get(place, ()):
-            self._closing[place, owner] = trio.Event()  # seen by who asks from now on
+            # Seen by who asks from now on.
+            self._closing.setdefault((place, owner), trio.Event())
             with contextlib.suppress(NoLocks):
                 await self._give_back(place, owner)
 
@@ -184,9 +225,12 @@ class Locks:
         lost = 0
         for key in changed:
             if key[:1] == keys.LOCKS and not keys.is_append_lease(key):
-                place = LockTarget(keys.unpack_u64(key, 1), key[9:] == b"f")
+                place = _target(key)
                 lost += self._look_for_lost(place)
                 self._wake(place)
+        self._tell_lost(lost)
+
+    def _tell_lost(self, lost: int) -> None:
         if lost:
             log.error(
                 "%d locks of programs here went to other nodes while this one had lost touch with"
@@ -223,7 +267,10 @@ class Locks:
         if not self.reaches_cluster(place.ino):
             done = self._change_here(place, change)
         else:
-            self._reached.setdefault(place, set()).add(owner)
+            reached = self._reached.setdefault(place, set())
+            if owner not in reached:
+                self._journal.asked(place, owner)
+            reached.add(owner)
             done = await self._change_in_cluster(place, owner, change)
         if done:
             self._wake(place)
@@ -237,9 +284,12 @@ class Locks:
             # Where it asks for several at once, one may end what another one believed.
             is_alone = self._asking[place, owner] == 1
             believed = is_alone and owner in self._believed.get(place, ())
-            if believed and not any(each.owner == owner for each in _held(t, place)):
+            if believed and not _has(_held(t, place), owner):
                 raise _Lost
-            return self._change_there(t, place, change)
+            held = self._change_there(t, place, change)
+            if believed and held is not None and not _has(held, owner):
+                self._journal_held(place, owner, is_held=False)
+            return held
 
         self._asking[place, owner] += 1
         try:
@@ -264,16 +314,26 @@ class Locks:
     def _believe(self, place: LockTarget, owner: LockOwner, held: Sequence[ByteRangeLock]) -> None:
         """Notes that these are the locks of a file, and that its owner may have some."""
         believed = self._believed.setdefault(place, set())
-        if any(each.owner == owner for each in held):
+        is_held = _has(held, owner)
+        if is_held:
             believed.add(owner)
         else:
             believed.discard(owner)
+        if owner in self._reached.get(place, ()):
+            self._journal_held(place, owner, is_held=is_held)
         self._lost.discard((place, owner))
         if not believed:
             del self._believed[place]
 
+    def _journal_held(self, place: LockTarget, owner: LockOwner, *, is_held: bool) -> None:
+        if (place, owner) not in self._closing:
+            self._journal.asked(place, owner, is_held=is_held)
+
     def _change_here(self, place: LockTarget, change: Change) -> bool:
-        held = change(self._here.get(place, ()))
+        before = self._here.get(place, ())
+        held = change(before)
+        if held is not None:
+            self._journal.changed_here(place, before, held)
         if held:
             self._here[place] = held
         elif held is not None:
@@ -320,6 +380,14 @@ def _held(t: Transaction, place: LockTarget) -> list[ByteRangeLock]:
     """Returns the locks as recorded, those of dead nodes too."""
     value = t.get(keys.locks(*place))
     return [] if value is None else _unpack(value)
+
+
+def _has(held: Iterable[ByteRangeLock], owner: LockOwner) -> bool:
+    return any(each.owner == owner for each in held)
+
+
+def _target(key: bytes) -> LockTarget:
+    return LockTarget(keys.unpack_u64(key, 1), key[9:] == b"f")
 
 
 def _take(held: Sequence[ByteRangeLock], wish: ByteRangeLock) -> list[ByteRangeLock] | None:

@@ -27,6 +27,7 @@ from gateway.fuse.codec.protocol import Op
 from gateway.fuse.views.lock_opener import LockOpener
 from kvfs.base.errors import Conflict
 from kvfs.cluster.cluster_locks import Locks, LockTarget
+from kvfs.cluster.lock_journal import JournaledLock
 
 if TYPE_CHECKING:
     from gateway.fuse.views.view import MountViews
@@ -46,7 +47,9 @@ class ViewLocks:
         self._open_files = views.operations.open_files
         self._node_locks: Locks | None = views.operations.locks
         """The node's locks, if the mount leaves locks to the node."""
-        self._keeps = views.kept if views.backing.journal is not None else None
+        journal = views.backing.journal
+        self._keeps = views.kept if journal is not None else None
+        self._journal = journal.locks if journal is not None else None
         self._namespace = namespace
         self._opener = LockOpener(views.mountpoint, views.operations.lock_openers)
         self._opening = trio.Lock()
@@ -108,9 +111,17 @@ class ViewLocks:
         fd = self._held.pop(fh, None)
         if fd is not None:
             await self._let_go(fh, fd)
+        await self._close_owners(fh)
+
+    async def _close_owners(self, fh: int) -> None:
         for place, owner in self._owners.pop(fh, ()):
             assert self._node_locks is not None
             await self._node_locks.closed(place, self._node_locks.owner(owner))
+            if self._journal is not None:
+                self._journal.remove(self._row(fh, place, owner))
+
+    def _row(self, fh: int, place: LockTarget, owner: int) -> JournaledLock:
+        return JournaledLock(*place, owner, start=self._namespace, fh=fh)
 
     def has_locked(self, fh: int) -> bool:
         """Returns whether the handle may have locks."""
@@ -118,10 +129,13 @@ class ViewLocks:
 
     def _by_node(self, r: KernelRequest) -> LockHandlers:
         """Returns the handlers of the node's locks; an owner gives back its locks with its
-        handle."""
+        handle. Raises NoLocks."""
         assert self._node_locks is not None
         fh, owner = protocol.LK_IN.unpack_from(r.body)[:2]
-        self._owners.setdefault(fh, set()).add((LockTarget(r.nodeid, False), owner))
+        place, owners = LockTarget(r.nodeid, False), self._owners.setdefault(fh, set())
+        if self._journal is not None and (place, owner) not in owners:
+            self._journal.enter(self._row(fh, place, owner))
+        owners.add((place, owner))
         return LockHandlers(self._node_locks)
 
     async def _descriptor(self, fh: int) -> int:
@@ -163,7 +177,15 @@ class ViewLocks:
         self._opener.close()
 
     async def go_on(self, handles: Collection[int]) -> None:
-        """Drops the locks of handles that the view's kernel has no more."""
+        """Goes on with the locks of these handles, and drops those of handles that the view's
+        kernel has no more."""
+        rows = self._journal.all() if self._journal is not None else []
+        for each in rows:
+            if each.fh and each.start == self._namespace:
+                place = LockTarget(each.ino, each.whole)
+                self._owners.setdefault(each.fh, set()).add((place, each.owner))
+        for fh in self._owners.keys() - set(handles):
+            await self._close_owners(fh)
         for fh, fd in list(self._held.items()):
             if fh not in handles:
                 del self._held[fh]

@@ -270,7 +270,7 @@ def test_a_program_that_cannot_go_on_with_the_mount_says_so_and_leaves_it(
     node: Node, tmp_path: Path
 ) -> None:
     other = tmp_path / "sitecustomize.py"
-    other.write_text("from gateway.holder import mount_journal\nmount_journal.VERSION += 1\n")
+    other.write_text("from gateway.holder import mount_journal\nmount_journal.SIZES_OF.clear()\n")
     inside = ("env", f"PYTHONPATH={tmp_path}:{ROOT}")
     pid, place = node.pid, ("--store", str(node.store))
     with (node.mount / "models" / "open").open("w+b", buffering=0) as file:

@@ -1,13 +1,16 @@
 """Locks of several nodes on one engine."""
 
+import os
 from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 import trio.testing
 
+from gateway.holder.mount_journal import MountJournal
 from kvfs.base.errors import Conflict, NoLocks, Unavailable
 from kvfs.cluster.cluster_locks import Locks, LockTarget
+from kvfs.cluster.lock_journal import JournaledLock
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Namespace, namespace_root, pack, unpack_namespace
@@ -235,3 +238,101 @@ def test_a_given_back_lock_leaves_nothing_in_the_engine() -> None:
     run(test)
 
     assert cluster.engine.read_now(lambda t: list(t.scan(b"K", b"L"))) == []
+
+
+def _next_daemon(cluster: Cluster, journal: MountJournal) -> tuple[Locks, MountJournal]:
+    """Returns what goes on with node 1 after a kill, before `go_on`."""
+    found = MountJournal(os.dup(journal.fd))
+    found.take_over()
+    locks = cluster.node(1)
+    locks.keep_journal(found.locks)
+    return locks, found
+
+
+def test_the_next_daemon_goes_on_as_the_owner_of_what_programs_have_locked(reach: str) -> None:
+    cluster, journal = Cluster(reach), MountJournal.made()
+    ranges, whole = cluster.ranges(), cluster.whole()
+
+    async def test() -> None:
+        one = cluster.one
+        one.keep_journal(journal.locks)
+        await one.acquire(ranges, wish(one, 1, start=0, end=99), wait=False)
+        await one.release(ranges, one.owner(1), 40, 49)
+        await one.acquire(ranges, wish(one, 2, exclusive=False, start=200), wait=False)
+        await one.acquire(ranges, wish(one, 3, start=150, end=160), wait=False)
+        await one.closed(ranges, one.owner(3))
+        await one.acquire(whole, wish(one, 1), wait=False)
+        await one.release(whole, one.owner(1))
+        await one.acquire(whole, wish(one, 5, exclusive=False), wait=False)
+        kept = journal
+        for _ in range(2):
+            one, kept = _next_daemon(cluster, kept)
+            await one.go_on()
+            assert one.counters["locks_lost"] == 0
+            for start, is_free in ((0, False), (40, True), (50, False), (150, True), (300, False)):
+                asked = wish(one, 9, start=start, end=start)
+                found = await one.obstacle(ranges, asked)
+                assert (found is None) == is_free, start
+            await one.acquire(whole, wish(one, 1, exclusive=False), wait=False)
+            with pytest.raises(Conflict):
+                await one.acquire(whole, wish(one, 5), wait=False)
+            await one.closed(whole, one.owner(1))
+        await one.acquire(ranges, wish(one, 1, start=10, end=20), wait=False)
+        for number in (1, 2):
+            await one.closed(ranges, one.owner(number))
+        await one.closed(whole, one.owner(5))
+        assert await one.obstacle(ranges, wish(one, 9)) is None
+        assert await one.obstacle(whole, wish(one, 9)) is None
+        assert kept.locks.all() == []
+
+    run(test)
+
+
+def test_what_others_locked_while_there_was_no_daemon_is_said_once() -> None:
+    cluster, journal = Cluster("cluster"), MountJournal.made()
+    place = cluster.ranges()
+
+    async def test() -> None:
+        one, two = cluster.one, cluster.two
+        one.keep_journal(journal.locks)
+        await one.acquire(place, wish(one, 1), wait=False)
+        del cluster.alive[1]
+        await two.acquire(place, wish(two, 1), wait=False)
+        cluster.alive[1] = 1
+        one, kept = _next_daemon(cluster, journal)
+        await one.go_on()
+        assert one.counters["locks_lost"] == 1
+        # Through another death, too.
+        one, kept = _next_daemon(cluster, kept)
+        await one.go_on()
+        with pytest.raises(NoLocks, match="went to another"):
+            await one.acquire(place, wish(one, 1), wait=False)
+        with pytest.raises(Conflict):
+            await one.acquire(place, wish(one, 1), wait=False)
+        await two.closed(place, two.owner(1))
+        await one.acquire(place, wish(one, 1), wait=False)
+
+    run(test)
+
+
+def test_a_close_that_the_engine_was_not_told_of_is_told_by_the_next_daemon() -> None:
+    cluster, journal = Cluster("cluster"), MountJournal.made()
+    place = cluster.ranges()
+
+    async def test() -> None:
+        one, two = cluster.one, cluster.two
+        one.keep_journal(journal.locks)
+        await one.acquire(place, wish(one, 1), wait=False)
+        journal.locks.remove(JournaledLock(*place, 1, is_there=True))  # as `closed` does first
+        one, _ = _next_daemon(cluster, journal)
+        await one.go_on()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.run)
+            with pytest.raises(Conflict):
+                await two.acquire(place, wish(two, 1), wait=False)
+            await one.acquire(place, wish(one, 1), wait=False)  # of another program
+            nursery.cancel_scope.cancel()
+        await one.closed(place, one.owner(1))
+        await two.acquire(place, wish(two, 1), wait=False)
+
+    run(test)

@@ -7,6 +7,7 @@ import pytest
 
 from gateway import takeover
 from gateway.fuse.channel import device, mode_probe
+from gateway.holder import mount_journal
 from gateway.holder.mount_journal import (
     AGAIN,
     JournaledDirectory,
@@ -20,7 +21,8 @@ from gateway.holder.mount_journal import (
 )
 from gateway.node_start import HAND_OVER, TAKE_OVER, Successor
 from kvfs.base.config import Config
-from kvfs.base.errors import NotSupported
+from kvfs.base.errors import NoLocks, NotSupported
+from kvfs.cluster.lock_journal import JournaledLock
 from kvfs.meta.asked_requests import Sent, asking
 
 
@@ -132,6 +134,53 @@ def test_a_journal_of_another_version_is_refused() -> None:
     os.pwrite(journal.fd, b"\x7f", 0)
     with pytest.raises(NotSupported):
         _reopened(journal)
+
+
+def test_a_journal_of_the_version_before_is_gone_on_with() -> None:
+    """Which had no locks."""
+    journal = MountJournal.made()
+    file = JournaledFile(1, 7, 1, os.O_RDWR, False, 0, 101)
+    entry = journal.opened(file)
+    os.pwrite(journal.fd, (4).to_bytes(4, "little"), 0)
+    os.truncate(journal.fd, mount_journal.SIZES_OF[4])
+    found = _reopened(journal)
+    found.take_over()
+    assert dict(found.files()) == {entry: file}
+    lock = JournaledLock(3, True, 9, is_there=True)
+    found.locks.enter(lock)
+    again = _reopened(found)
+    again.take_over()
+    assert again.locks.all() == [lock]
+
+
+def test_locks_are_found_and_those_of_views_go_with_them() -> None:
+    journal = MountJournal.made()
+    locks = [JournaledLock(n, n % 2 > 0, 9, n > 3, n, 1 << 62, 77) for n in range(1, 6)]
+    asked = JournaledLock(7, True, 9, is_there=True)
+    viewed = [JournaledLock(7, False, 4, is_there=True), JournaledLock(7, False, 4, start=3, fh=12)]
+    for each in (*locks, asked, *viewed):
+        journal.locks.enter(each)
+    held = asked._replace(is_held=True)
+    journal.locks.enter(held)
+    journal.locks.remove(locks[2])
+    found = _reopened(journal)
+    found.take_over()
+    assert sorted(found.locks.all()) == sorted([*locks[:2], *locks[3:], held, *viewed])
+    found.locks.forget_views([3])
+    found.locks.remove(held)  # which is one entry, held or not
+    assert sorted(found.locks.all()) == sorted([*locks[:2], *locks[3:], *viewed])
+    found.locks.forget_views([4])
+    assert sorted(found.locks.all()) == sorted([*locks[:2], *locks[3:]])
+
+
+def test_too_many_locks_are_refused() -> None:
+    journal = MountJournal.made()
+    for number in range(1 << 16):
+        journal.locks.enter(JournaledLock(number, False, 1))
+    with pytest.raises(NoLocks):
+        journal.locks.enter(JournaledLock(1, True, 1))
+    journal.locks.remove(JournaledLock(5, False, 1))
+    journal.locks.enter(JournaledLock(1, True, 1))
 
 
 @pytest.mark.parametrize(
