@@ -105,14 +105,14 @@ class ContentWriter:
         """Goes through all contents, in order. `before`: those that an earlier backup has, sorted;
         one whose object was removed since counts as none. `progress` is told the bytes that are
         done. Raises what a Repository raises."""
-        begun = _begun(self._repository)
+        begun = _BegunContents(self._repository)
         there = {name for kind in ("packs", "large") for name in self._repository.names(kind)}
         known = next(before, None)
         for each in wanted:
             key = key_of(each)
             while known is not None and known[0] < key:
                 known = next(before, None)
-            found = known[1] if known is not None and known[0] == key else begun.get(key)
+            found = known[1] if known is not None and known[0] == key else begun.find(key)
             if found is not None and _object_of(each, found) in there:
                 self._count(each)
                 self._keep(_Row(key, found))
@@ -259,20 +259,37 @@ def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _begun(repository: Repository) -> dict[bytes, StoredContent]:
-    """Returns the contents of packs of a backup that was cut short."""
-    found: dict[bytes, StoredContent] = {}
-    for name in repository.names(_BEGUN):
+class _BegunContents:
+    """The contents of packs of a backup that was cut short. They are looked for in the order of
+    their keys, in which packs were filled: so one or two packs' are in memory."""
+
+    def __init__(self, repository: Repository) -> None:
+        """Raises Corrupt, and what a Repository raises."""
+        self._repository = repository
+        self._here: list[dict[bytes, StoredContent]] = []
+        names = (name for name in repository.names(_BEGUN) if self._has_pack(name))
+        firsts = ((min(self._noted(name), default=b""), name) for name in names)
+        self._coming = sorted(firsts, reverse=True)
+        """The first keys of packs that begin further on, the next one last."""
+
+    def find(self, key: bytes) -> StoredContent | None:
+        """Returns the place of a content; None: no pack has it. Later calls have greater keys."""
+        while self._coming and self._coming[-1][0] <= key:
+            self._here = [each for each in self._here if max(each, default=b"") >= key]
+            self._here.append(self._noted(self._coming.pop()[1]))
+        return next((each[key] for each in self._here if key in each), None)
+
+    def _has_pack(self, name: str) -> bool:
         pack = name.rpartition("/")[2]
-        if repository.size_of(pack_object(pack)) is None:
-            continue
+        return self._repository.size_of(pack_object(pack)) is not None
+
+    def _noted(self, name: str) -> dict[bytes, StoredContent]:
         try:
-            found |= _unpack_begun(repository.get(name))
+            return _unpack_begun(self._repository.get(name))
         except UNDECODABLE:
             raise Corrupt(
-                f"{repository.shown}/{name} is damaged: remove it, its files are read again"
+                f"{self._repository.shown}/{name} is damaged: remove it, its files are read again"
             ) from None
-    return found
 
 
 def _changed(before: os.stat_result, after: os.stat_result) -> bool:

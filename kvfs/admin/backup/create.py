@@ -16,6 +16,7 @@ Invariants
 
 import base64
 import contextlib
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +56,8 @@ _SEALED_AT_ONCE: Final = 256
 _SEAL_S: Final = 60.0
 _BRING_S: Final = 600.0
 _PAUSE_S: Final = 0.1
-_NAME_BYTES: Final = 64
-_HEAD_BYTES: Final = _NAME_BYTES + 4
+_HEAD: Final = struct.Struct(">BI")
+"""Lengths of a page's name, empty for a content, and of what follows it."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 _content: Final = msgspec.msgpack.Decoder(WantedContent)
 
@@ -189,11 +190,11 @@ class _Putter:
     def _wanted(self, spool: IO[bytes]) -> Iterator[WantedContent]:
         """Yields the contents that were found, and puts the pages between them."""
         spool.seek(0)
-        while head := spool.read(_HEAD_BYTES):
-            name, size = head[:_NAME_BYTES].rstrip(b"\0").decode(), int.from_bytes(head[-4:])
-            data = spool.read(size)
+        while head := spool.read(_HEAD.size):
+            name_bytes, size = _HEAD.unpack(head)
+            name, data = spool.read(name_bytes), spool.read(size)
             if name:
-                self._put(name, data)
+                self._put(name.decode(), data)
             else:
                 yield _content.decode(data)
 
@@ -251,7 +252,7 @@ def _is_unsealed(value: bytes) -> bool:
 
 
 def _spool(file: IO[bytes], name: str, data: bytes) -> None:
-    file.write(name.encode().ljust(_NAME_BYTES, b"\0") + len(data).to_bytes(4) + data)
+    file.write(_HEAD.pack(len(name), len(data)) + name.encode() + data)
 
 
 def _refuse_partial(t: Transaction) -> None:

@@ -172,6 +172,8 @@ class _Restore:
         self.skips_damaged = False
         self.takes_over = False
         self._index = Index(local.database(NAME))
+        self._held_pack = "", b""
+        """The pack that was read last: it has the contents of many batches."""
         self.result = Restored(chosen.name, has_secret_key=bool(chosen.secret_key))
 
     def run(self, engine_url: str) -> Restored:
@@ -223,15 +225,13 @@ class _Restore:
     ) -> Iterator[Sealed | None]:
         """Puts contents in their places, and yields them; None: it is damaged, and left out."""
         inodes = records.read_now(lambda t: read_inodes(t, [each.ino for each, _ in wanted]))
-        pack, data = "", b""
         for (each, where), inode in zip(wanted, inodes, strict=True):
             if inode is None:
                 continue
             try:
                 sealed = _there(files, each)
                 if sealed is None:
-                    if where.pack and where.pack != pack:
-                        pack, data = where.pack, self._pack(where.pack)
+                    data = self._pack(where.pack) if where.pack else b""
                     sealed = self._put_one(files, each, where, inode, data)
             except Corrupt as error:
                 self._damaged(error)
@@ -244,6 +244,8 @@ class _Restore:
 
     def _pack(self, pack: str) -> bytes:
         """Returns a pack; what is damaged in it shows by the checksums of its files."""
+        if self._held_pack[0] == pack:
+            return self._held_pack[1]
         name = contents.pack_object(pack)
         try:
             data = self._repository.get(name)
@@ -253,6 +255,7 @@ class _Restore:
             where = f"{self._repository.shown}/{name}"
             if where not in self.result.damaged:
                 self.result.damaged.append(where)
+        self._held_pack = pack, data
         return data
 
     def _put_one(
