@@ -17,6 +17,7 @@ import trio
 from gateway.fuse.views.kept_views import KeptItem
 from gateway.nfs import jail_process
 from gateway.nfs.jail_control import JailControl, TakenJail
+from kvfs.base import priority
 from kvfs.base.errors import Unavailable
 
 STOP_S: Final = 10.0
@@ -107,6 +108,7 @@ def _start(
             )
         failing.callback(child.wait)
         failing.callback(child.kill)
+        priority.follow(child.pid)  # clients wait for Ganesha as programs do for the mount
         try:
             for key, item in {LOG: KeptItem(b"", (read,)), **items}.items():
                 control.keep(key, *item)

@@ -16,7 +16,6 @@ from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_GROUP: Final = "/proc/self/autogroup"
 _CAP_SYS_NICE: Final = 23
 _REFUSED: Final = "the system refuses it"
 
@@ -34,16 +33,17 @@ def raise_to(nice: int) -> str:
     return follow()
 
 
-def follow() -> str:
-    """Gives the session's group, if there is one and this process leads it, the process's nice
-    value: a terminal's session has the user's other programs in it too. Returns what `raise_to`
-    does."""
-    if os.getsid(0) != os.getpid():
-        return ""
+def follow(pid: int = 0) -> str:
+    """Gives the session's group, if there is one and this process (or the one of that number) leads
+    it, the process's nice value: a terminal's session has the user's other programs in it too.
+    Returns what `raise_to` does."""
+    pid = pid or os.getpid()
     try:
-        with open(_GROUP, "w", encoding="ascii") as group:
-            group.write(str(current()))
-    except FileNotFoundError:
+        if os.getsid(pid) != pid:
+            return ""
+        with open(f"/proc/{pid}/autogroup", "w", encoding="ascii") as group:
+            group.write(str(os.getpriority(os.PRIO_PROCESS, pid)))
+    except (FileNotFoundError, ProcessLookupError):
         return ""
     except OSError as error:
         return f"its session's group: {error.strerror or _REFUSED}"

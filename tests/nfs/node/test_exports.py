@@ -180,6 +180,16 @@ def refusal(node: Node) -> str:
         node.remove()
 
 
+def test_the_server_goes_before_other_programs_as_the_node_does(plain_door: Door) -> None:
+    status = plain_door.node.status()
+    server = status["nfs"]["pid"]
+    nice = os.getpriority(os.PRIO_PROCESS, server)
+    assert nice == os.getpriority(os.PRIO_PROCESS, status["pid"])
+    groups = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    if groups.exists() and groups.read_text().strip() == "1":
+        assert int(Path(f"/proc/{server}/autogroup").read_text().split()[-1]) == nice
+
+
 def test_without_ganesha_a_node_says_how_to_get_it() -> None:
     hidden = 'mount --bind /dev/null /usr/bin/ganesha.nfsd && exec "$@"'
     node = Node.make(best_mode(), "--nfs", f"127.0.0.1:{free_port()}")
