@@ -37,12 +37,8 @@ def obstacle(config: Config) -> str:
     found = mode_probe.takeover()
     if not found.available:
         return found.reason
-    for name, is_set in (
-        ("cold in a cluster", bool(config.cold and config.engine)),
-        ("mode libfuse", config.mode == "libfuse"),
-    ):
-        if is_set:
-            return f"a node with the setting {name} cannot go on with the mount of another"
+    if config.mode == "libfuse":
+        return "a node with the setting mode libfuse cannot go on with the mount of another"
     return ""
 
 

@@ -112,8 +112,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Whether device nodes work on the mount."""
     takeover_s: int = 0
     """Seconds for which the mount, and the programs that use it, wait for another daemon when its
-    own has died or hands over (Linux 6.16; not with a cold tier in a cluster). 0: the mount ends
-    with its daemon."""
+    own has died or hands over (Linux 6.16). 0: the mount ends with its daemon."""
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
     log_format: str = LOG_FORMATS[0]

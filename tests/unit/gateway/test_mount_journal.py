@@ -183,21 +183,11 @@ def test_too_many_locks_are_refused() -> None:
     journal.locks.enter(JournaledLock(1, True, 1))
 
 
-@pytest.mark.parametrize(
-    ("config", "word"),
-    [
-        (Config(cold="s3://bucket/prefix", engine="redis://host"), "cold"),
-        (Config(mode="libfuse"), "libfuse"),
-    ],
-)
-def test_a_node_whose_mount_ends_with_it_says_why(
-    monkeypatch: pytest.MonkeyPatch, config: Config, word: str
-) -> None:
+def test_a_node_whose_mount_ends_with_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mode_probe, "kernel_version", lambda: (6, 18, 3))
     monkeypatch.setattr(device, "reaches_connections", lambda: True)
-    for lone in (Config(), Config(cold="s3://bucket/prefix")):
-        assert takeover.obstacle(lone) == ""
-    assert word in takeover.obstacle(config)
+    assert takeover.obstacle(Config(cold="s3://bucket/prefix", engine="redis://host")) == ""
+    assert "libfuse" in takeover.obstacle(Config(mode="libfuse"))
 
 
 def test_a_kernel_or_a_container_without_the_means_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +196,7 @@ def test_a_kernel_or_a_container_without_the_means_says_so(monkeypatch: pytest.M
     assert "6.15" in takeover.obstacle(Config())
     assert mode_probe.takeover().remedy
     monkeypatch.setattr(mode_probe, "kernel_version", lambda: (6, 16, 0))
-    for lone in (Config(), Config(cold="s3://bucket/prefix")):
-        assert takeover.obstacle(lone) == ""
+    assert takeover.obstacle(Config()) == ""
     monkeypatch.setattr(device, "reaches_connections", lambda: False)
     assert "list of connections" in takeover.obstacle(Config())
 

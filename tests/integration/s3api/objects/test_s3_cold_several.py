@@ -1,5 +1,6 @@
 """A cold tier that two nodes share, in the S3 API of a third."""
 
+import contextlib
 import os
 import random
 import signal
@@ -21,8 +22,9 @@ CAPACITY = 8 * MIB
 PATIENCE_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def cluster(s3: S3) -> Iterator[Several]:
+@contextlib.contextmanager
+def tier_of(s3: S3) -> Iterator[str]:
+    """A tier of its own, which daemons that are started meanwhile may use."""
     bucket, pair = s3.new_bucket(), s3.users["main"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", pair.access_key)
@@ -30,10 +32,18 @@ def cluster(s3: S3) -> Iterator[Several]:
         patch.setenv("AWS_CONFIG_FILE", os.devnull)
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
         try:
-            with several(2, "--cold", f"s3://{bucket}", "--cold-endpoint", s3.endpoint) as made:
-                yield made
+            yield f"s3://{bucket}"
         finally:
             s3.remove_bucket(bucket)
+
+
+@pytest.fixture(scope="module")
+def cluster(s3: S3) -> Iterator[Several]:
+    with (
+        tier_of(s3) as place,
+        several(2, "--cold", place, "--cold-endpoint", s3.endpoint) as made,
+    ):
+        yield made
 
 
 def used(node: Node, name: str) -> int:
