@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway.holder.mount_journal import MountJournal
-from kvfs.base import control
+from kvfs.base import control, node_return
 from kvfs.base.errors import NotSupported
 
-NAME: Final = "holder.sock"
+NAME: Final = node_return.SOCKET
 _ANSWER_S: Final = 5.0
 _PATIENCE_S: Final = 5.0
 """Time for which a daemon that gave the store free may still be ending."""

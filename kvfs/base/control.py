@@ -54,7 +54,12 @@ Handler = Callable[[dict[str, Any]], Awaitable[object]]
 
 
 class NoNode(errors.Unavailable):
-    """No node runs on the store, so there is no mount of it either."""
+    """No node runs on the store: the request was not made. If there is a mount of it, that waits
+    for another daemon."""
+
+
+class WentAway(errors.Unavailable):
+    """The node ended while it was asked, and may have done it."""
 
 
 log = logging.getLogger(__name__)
@@ -465,7 +470,7 @@ def _no_node(path: Path) -> Iterator[None]:
     except (TimeoutError, BlockingIOError, trio.TooSlowError) as error:  # BlockingIOError: backlog
         raise errors.Unavailable(f"the node on {store} did not answer in time") from error
     except ConnectionError as error:
-        raise errors.Unavailable(f"the node on {store} went away while it was asked") from error
+        raise WentAway(f"the node on {store} went away while it was asked") from error
 
 
 def _is_trusted(peer: socket.socket) -> bool:

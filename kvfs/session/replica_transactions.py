@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from kvfs.base import control
 from kvfs.base.clock import now
 from kvfs.base.errors import Busy, Conflict, KvfsError, TooLarge, Unavailable, Unreached
+from kvfs.base.node_return import NodeReturn
 from kvfs.cluster.coherence import CACHE_S
 from kvfs.datastore.layout import Store
 from kvfs.datastore.replica_clock import heard_at
@@ -243,10 +244,21 @@ class ReplicaTransactions:
         return bool(self._ask("propose", asked, _CHANGED_S))
 
     def _ask(self, method: str, params: dict[str, object], deadline_s: float = _DEADLINE_S) -> Any:
-        try:
-            return self._node.call(method, params, deadline_s)
-        except control.NoNode as error:
-            raise Unavailable(f"{error}: what nodes share is changed through a node") from None
+        """Asks the node, or the next one where its mount waits for that. Raises Unavailable; of a
+        transaction also where it may have been committed."""
+        until = time.monotonic() + deadline_s
+        returning = NodeReturn(self._store.socket.parent, until)
+        while True:
+            try:
+                return self._node.call(method, params, max(0.1, until - time.monotonic()))
+            except control.NoNode as error:
+                if not returning.is_awaited():
+                    raise Unavailable(
+                        f"{error}: what nodes share is changed through a node"
+                    ) from None
+            except control.WentAway:
+                if method == "propose" or not returning.is_awaited():
+                    raise
 
 
 def _is_lacking(t: Transaction, namespace_id: int) -> bool:

@@ -16,8 +16,9 @@ from typing import Any, Final, TypeVar
 import trio
 
 from kvfs.base import fuse_device
-from kvfs.base.control import NoNode
+from kvfs.base.control import NoNode, WentAway
 from kvfs.base.errors import Unavailable
+from kvfs.base.node_return import NodeReturn
 from kvfs.tree.changes import Change
 from kvfs.tree.copies.told_names import AskedPage, Detail, ToldPage
 from kvfs.vfs import kernel_notify
@@ -26,6 +27,8 @@ from kvfs.vfs.port import Name, SpaceGrant, State
 
 T = TypeVar("T")
 _STAND_IN_S: Final = 2.0
+_RETURN_S: Final = 60.0
+"""The longest wait for another daemon; the mount that waits for it may end before."""
 _CHANGES_IN_A_REQUEST: Final = 1_000
 _NAMES_IN_A_REQUEST: Final = 256
 _NUMBERS_IN_A_REQUEST: Final = 8_192
@@ -44,6 +47,7 @@ class NodeClient:
     """The node behind one control socket, as a process beside it reaches it; any thread."""
 
     def __init__(self, socket: Path) -> None:
+        self._run = socket.parent
         self._port = ControlPort(socket)
         self.expire = self._port.expire
 
@@ -148,17 +152,33 @@ class NodeClient:
 
         Raises NotFound, Stale, Conflict, Corrupt, NoSpace; Busy while they are written in place on
         another host; Unavailable if no node that has them answers."""
-        return _is_here(lambda: self._port.bring(ino))
+        return self._is_here(lambda: self._port.bring(ino))
 
     def bring_span(self, ino: int, version: int, offset: int, length: int) -> bool:
         """Like `bring`, for some bytes of one content: returns when they can be read here."""
-        return _is_here(lambda: self._port.bring_span(ino, version, offset, length))
+        return self._is_here(lambda: self._port.bring_span(ino, version, offset, length))
 
     def borrow(self, ino: int, size: int, into: int) -> bool:
         """Returns when the first `size` bytes of a data file that another node has are in the data
         file of a body of ours. False: there are no other nodes, or none runs here. Raises what
         `bring` raises."""
-        return _is_here(lambda: self._port.borrow(ino, size, into))
+        return self._is_here(lambda: self._port.borrow(ino, size, into))
+
+    def _is_here(self, ask: Callable[[], Coroutine[Any, Any, State]]) -> bool:
+        """Asks until the data are here or nowhere; also the next daemon, where the node's mount
+        waits for that."""
+        returning = NodeReturn(self._run, time.monotonic() + _RETURN_S)
+        while True:
+            try:
+                state = answer(ask())
+            except (NoNode, WentAway) as error:
+                if returning.is_awaited():
+                    continue
+                if isinstance(error, WentAway):
+                    raise
+                return False
+            if state != "coming":
+                return state == "here"
 
     def is_written(self, ino: int) -> bool:
         """Returns whether the file is open for writing on the node's mounts; a node that does not
@@ -195,9 +215,3 @@ def _if_any(call: Coroutine[Any, Any, T]) -> T | None:
         return answer(call)
     except NoNode:
         return None
-
-
-def _is_here(ask: Callable[[], Coroutine[Any, Any, State]]) -> bool:
-    while (state := _if_any(ask())) == "coming":
-        pass
-    return state == "here"
