@@ -25,6 +25,7 @@ from benchmarks._systems import Kvfs, System, Unavailable, settle
 _MOUNT: Final = "mount"
 _CLIENT: Final = "client"
 _KEYS: Final = 1_000
+_CHAIN: Final = 512
 _QUICK_S: Final = 40.0
 _FULL_S: Final = 600.0
 _MIB: Final = 1 << 20
@@ -121,6 +122,8 @@ def _groups(scale: Scale) -> list[Group]:
     return [
         _exists("exists, 1,000 keys that are there", "key-{}", scale),
         _exists("exists, 1,000 keys that are not", "absent-{}", scale),
+        _match("match, 512 keys with a lease (others: stat)", scale, os.stat),
+        _match("match, 512 keys with a lease (others: access)", scale, _access),
         _group("get 2 MiB, warm, into a buffer", "GB/s", partial(_get, scale)),
         _group("get 16 x 2 MiB at once", "GB/s", partial(_get_many, scale)),
         _group("put 2 MiB", "GB/s", partial(_put, scale, 2 * _MIB)),
@@ -153,6 +156,32 @@ def _exists(name: str, pattern: str, scale: Scale) -> Group:
         return {name: _KEYS * _rate(scale.repeats // 10, lambda: [p.exists() for p in paths])}
 
     return Group([row], measure)
+
+
+def _match(name: str, scale: Scale, look: Callable[[str], object]) -> Group:
+    """Measures a chain of the client, its lease taken and released, beside look-ups of the same
+    names."""
+    names = [f"key-{number}" for number in range(_CHAIN)]
+    row = Row(name, "us", False, {_CLIENT: [Target("at_most", 300)]})
+
+    def measure(system: System) -> Mapping[str, float]:
+        if isinstance(system, ByClient):
+            keys, client = [system.key(name) for name in names], system.client
+
+            def match() -> None:
+                with client.match(keys):
+                    pass
+
+            match()  # the first opens the table of leases
+            return {name: 1e6 / _rate(scale.repeats, match)}
+        paths = [str(system.root / name) for name in names]
+        return {name: 1e6 / _rate(scale.repeats // 10, lambda: [look(p) for p in paths])}
+
+    return Group([row], measure)
+
+
+def _access(path: str) -> bool:
+    return os.access(path, os.R_OK)
 
 
 def _rate(repeats: int, step: Callable[[], object]) -> float:

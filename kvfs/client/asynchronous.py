@@ -15,6 +15,7 @@ from kvfs.client.buffers import Buffer
 from kvfs.client.client_core import Core, target_of
 from kvfs.client.file_status import Stat
 from kvfs.client.local_files import Destination, Source
+from kvfs.client.match import Match
 from kvfs.client.writer import Writer
 from kvfs.session import paths
 from kvfs.session.parallel import Step
@@ -119,17 +120,17 @@ class AsyncClient:
 
     @overload
     async def get_many(
-        self, keys: Sequence[Path], buffers: None = None, *, verify: bool = False
+        self, keys: Sequence[Path] | Match, buffers: None = None, *, verify: bool = False
     ) -> list[bytearray | KvfsError | None]: ...
 
     @overload
     async def get_many(
-        self, keys: Sequence[Path], buffers: Sequence[Buffer], *, verify: bool = False
+        self, keys: Sequence[Path] | Match, buffers: Sequence[Buffer], *, verify: bool = False
     ) -> list[int | KvfsError | None]: ...
 
     async def get_many(
         self,
-        keys: Sequence[Path],
+        keys: Sequence[Path] | Match,
         buffers: Sequence[Buffer] | None = None,
         *,
         verify: bool = False,
@@ -188,6 +189,11 @@ class AsyncClient:
             await trio.lowlevel.checkpoint()
             found += self._core.names.exist(keys[start : start + _KEYS_AT_ONCE])
         return found
+
+    async def match(self, keys: Sequence[Path], lease_s: float = 30.0) -> Match:
+        """Cancelled: before it begins, or not at all. Its `release`, which takes no time, may be
+        called on the event loop; `open` and `where` ask the filesystem."""
+        return await _in_thread(lambda _: self._core.match(keys, lease_s))
 
     async def stat(self, path: Path) -> Stat:
         return await _in_thread(lambda _: self._core.names.stat(paths.parse(path)))

@@ -53,11 +53,35 @@ class BatchReader:
         verify: bool,
     ) -> list[Result]:
         """See `Client.get_many`; without buffers each file comes as a new bytearray."""
-        found = self._reader.find_many(paths)
+        return self._read(self._reader.find_many(paths), paths, buffers, step, verify=verify)
+
+    def read_found(
+        self,
+        found: Sequence[FoundInode],
+        paths: Sequence[Parts],
+        buffers: Sequence[memoryview] | None,
+        step: Step,
+        *,
+        verify: bool,
+    ) -> list[Result]:
+        """Like `read`, of these contents alone: one that is not here any more is a miss, whatever
+        has its name now."""
+        return self._read(found, paths, buffers, step, verify=verify, exact=True)
+
+    def _read(
+        self,
+        found: Sequence[FoundInode | bytes | NotFound],
+        paths: Sequence[Parts],
+        buffers: Sequence[memoryview] | None,
+        step: Step,
+        *,
+        verify: bool,
+        exact: bool = False,
+    ) -> list[Result]:
         there = {at: each for at, each in enumerate(found) if isinstance(each, FoundInode)}
         if len(there) < len(found):
             self._touches.missed([each for each in found if not isinstance(each, FoundInode)])
-        batch = _Batch(self._session, self._reader, paths, there, buffers, verify)
+        batch = _Batch(self._session, self._reader, paths, there, buffers, verify, exact)
         runs, sizes = _runs(there)
         parallel.each(
             self._session,
@@ -126,6 +150,7 @@ class _Batch:
         there: Mapping[int, FoundInode],
         buffers: Sequence[memoryview] | None,
         verify: bool,
+        exact: bool,
     ) -> None:
         self._session = session
         self._reader = reader
@@ -133,6 +158,7 @@ class _Batch:
         self._there = there
         self._buffers = buffers
         self._verify = verify
+        self._open = reader.open_exactly if exact else reader.open
         self.results: list[Result] = [None] * len(paths)
         self.quickly: set[int] = set()
         """The places of files that were not read the way of a single one."""
@@ -183,7 +209,7 @@ class _Batch:
         path, buffers = self._paths[at], self._buffers
         self.results[at] = None
         try:
-            opened = self._reader.open(path, self._there[at])
+            opened = self._open(path, self._there[at])
             if buffers is None:
                 self.results[at] = self._reader.read_opened(opened, path)
             else:

@@ -11,6 +11,7 @@ from kvfs.client.buffers import Buffer
 from kvfs.client.client_core import Core, target_of
 from kvfs.client.file_status import Stat
 from kvfs.client.local_files import Destination, Source
+from kvfs.client.match import Match
 from kvfs.client.writer import Writer
 from kvfs.session import paths
 from kvfs.session.parallel import nothing
@@ -137,17 +138,17 @@ class Client:
 
     @overload
     def get_many(
-        self, keys: Sequence[Path], buffers: None = None, *, verify: bool = False
+        self, keys: Sequence[Path] | Match, buffers: None = None, *, verify: bool = False
     ) -> list[bytearray | KvfsError | None]: ...
 
     @overload
     def get_many(
-        self, keys: Sequence[Path], buffers: Sequence[Buffer], *, verify: bool = False
+        self, keys: Sequence[Path] | Match, buffers: Sequence[Buffer], *, verify: bool = False
     ) -> list[int | KvfsError | None]: ...
 
     def get_many(
         self,
-        keys: Sequence[Path],
+        keys: Sequence[Path] | Match,
         buffers: Sequence[Buffer] | None = None,
         *,
         verify: bool = False,
@@ -161,6 +162,9 @@ class Client:
         `verify`: what was read is compared with the checksums that the node made when the file was
         quiet for some seconds, and is Corrupt where it is not what was stored. What has none yet is
         not checked.
+
+        With a `Match` in place of keys, the contents that it found are read, in its order, without
+        another look-up: what was promised is there, under whatever name by now.
         """
         return self._core.get_many(keys, buffers, nothing, verify=verify)
 
@@ -220,6 +224,23 @@ class Client:
         only names: `get` tells whether a file can be read.
         """
         return self._core.names.exist(keys)
+
+    def match(self, keys: Sequence[Path], lease_s: float = 30.0) -> Match:
+        """Returns how many leading keys of a chain (files of one namespace) are here, with a lease
+        on them: for `lease_s` seconds, at most an hour, nothing of them is evicted, moved to the
+        cold tier or to another medium, or dropped.
+
+        `len` of the result is the number of leading keys that are here, and `promised` of them are
+        leased: all or none, and `refusal` tells why none. It is a context manager, whose end
+        releases the lease, and `get_many` takes it in place of keys. The first one of a process
+        opens its table of leases, which takes some milliseconds. With `lease_s` 0 it only looks.
+        Names that only other nodes know are not asked for.
+
+        A process has up to 1,024 leases on up to 65,536 files at once, all processes together on up
+        to half of the store. They end with the process, and with the client. Raises Invalid (keys
+        of several namespaces, another length of time).
+        """
+        return self._core.match(keys, lease_s)
 
     def stat(self, path: Path) -> Stat:
         """Returns attributes of a file, directory or symbolic link. Raises NotFound, NotADirectory,

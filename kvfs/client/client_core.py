@@ -15,6 +15,7 @@ from kvfs.base.errors import Invalid, KvfsError, NotSupported
 from kvfs.client.batch_reader import BatchReader
 from kvfs.client.buffers import Buffer, readable, writable
 from kvfs.client.local_files import Destination, Source, opened_source, written_destination
+from kvfs.client.match import Match, Matcher
 from kvfs.client.name_operations import NameOperations
 from kvfs.client.reader import OpenedFile, Reader
 from kvfs.client.writer import FileDraft, FileDrafts, Writer
@@ -53,6 +54,7 @@ class Core:
         self._drafts = FileDrafts(opened, self._stage)
         self._reader = Reader(opened, self._touches, node)
         self._batches = BatchReader(opened, self._touches, self._reader)
+        self._matcher = Matcher(opened, self._touches, self._reader)
         self._names = NameOperations(opened, self._touches, self._finisher, node)
 
     def close(self) -> None:
@@ -159,14 +161,29 @@ class Core:
         return self._reader.read_into(parts, writable(into), offset, size, step)
 
     def get_many(
-        self, keys: Sequence[Path], buffers: Sequence[Buffer] | None, step: Step, *, verify: bool
+        self,
+        keys: Sequence[Path] | Match,
+        buffers: Sequence[Buffer] | None,
+        step: Step,
+        *,
+        verify: bool,
     ) -> Sequence[bytearray | int | KvfsError | None]:
         self._require_open()
-        wanted = paths.parse_all(keys)
+        found = None
+        if isinstance(keys, Match):
+            found, wanted = keys.contents(self.session)
+        else:
+            wanted = paths.parse_all(keys)
         if buffers is not None and len(buffers) != len(wanted):
             raise Invalid(f"{len(wanted)} keys need as many buffers, not {len(buffers)}")
         views = None if buffers is None else [writable(buffer) for buffer in buffers]
+        if found is not None:
+            return self._batches.read_found(found, wanted, views, step, verify=verify)
         return self._batches.read(wanted, views, step, verify=verify)
+
+    def match(self, keys: Sequence[Path], lease_s: float) -> Match:
+        self._require_open()
+        return self._matcher.match(keys, lease_s)
 
     def sums_of(self, opened: OpenedFile) -> bytes | None:
         """Returns the xxh3-128 of each of its chunks, one after the other; None if the store has

@@ -121,6 +121,14 @@ class Reader:
             self._touches.found_nothing(error)
             raise
 
+    def open_exactly(self, path: Parts, found: FoundInode) -> OpenedFile:
+        """Like `open`, of this content and no other. Raises NotFound (it is not here), Corrupt,
+        OSError."""
+        opened = self._open_found(found, path)
+        if opened is None:
+            raise NotFound(f"{joined(path)}: what was matched is not here any more")
+        return opened
+
     def _open(self, path: Parts, found: FoundInode | None) -> OpenedFile:
         """See `open`."""
         opened = self._open_found(found or self._find(path), path)

@@ -6,7 +6,8 @@
 | `lock` | flock held by the daemon, its pid inside |
 | `meta/` | the embedded engine |
 | `data/xxx/` | data files, 4,096 directories made when first needed |
-| `run/` | control socket, log, files shared between processes: `known`, `heard`, `gone` |
+| `run/` | control socket, log, files shared between processes: `known`, `heard`, `gone`, `marks` |
+| `run/leases/` | the leases of each process (`leases.table`) |
 | `clean` | there while no daemon runs and the last one stopped in order |
 | `recovered` | id of the boot in which data files and records were last known to agree |
 | `node`, `cluster.key` | which node of a cluster it is, the cluster's secrets |

@@ -21,6 +21,7 @@ from kvfs.datastore import layout, places
 from kvfs.datastore.index import NAME as INDEX_NAME
 from kvfs.datastore.index import Index
 from kvfs.datastore.known_directories import KnownDirectories
+from kvfs.datastore.leases.taker import LeaseTaker
 from kvfs.datastore.removal_reasons import GoneNames
 from kvfs.datastore.tiered_files import TieredFiles, data_files
 from kvfs.meta import schema
@@ -79,6 +80,7 @@ class Node:
         local: EmbeddedEngine,
         known: KnownDirectories,
         gone: GoneNames,
+        leases: LeaseTaker,
         cluster: "Clustered | None",
     ) -> None:
         """`local`: the embedded engine itself, which in a cluster is the replica's file."""
@@ -95,6 +97,8 @@ class Node:
         self.former_writers = FormerWriters(engine, self.files)
         self.index = Index(local.database(INDEX_NAME))
         self.holders = Holders()
+        self.leases = leases
+        """The leases of clients on data files."""
         self.open_file_shares = OpenFileShares(descriptors.limit(), is_shared=config.allow_other)
         self.locks = _locks(cluster) if cluster else None
         """The locks of the mount's processes, in a cluster."""
@@ -118,6 +122,7 @@ class Node:
             may_lag=cluster.engine.may_lag if cluster else None,
             lapses=cluster.member.lapses if cluster else None,
             sync_local=local.sync if cluster else None,
+            leased=leases.held,
         )
         self.names = self._peer_names(cluster) if cluster else None
         """The names that nodes keep themselves, in a cluster."""
@@ -142,6 +147,7 @@ class Node:
             self.index,
             self.holders,
             self.accounting,
+            leases,
             on_removed=mounts.tell_evicted,
             on_evicted=mounts.remember,
             spare=Spare(cluster.member.roster.lives) if cluster else None,
@@ -169,7 +175,7 @@ class Node:
                 cold_names=self.cold_blocks.fetch if self.cold_blocks else None,
             ),
         )
-        self.strays = Strays(engine, self.files, self.index, self.holders)
+        self.strays = Strays(engine, self.files, self.index, self.holders, leases.held)
         self.damage = DamagedFiles(
             *(engine, self.files, self.holders, self.mounts.tell_lost, self.drop),
             others=lambda: self.replicas,
@@ -262,7 +268,10 @@ class Node:
     def drop_data(self, names: Sequence[tuple[int, int]]) -> None:
         """Drops data files, by number and version, whose content does not count any more; one that
         is being written here gets another version when it is closed. Raises OSError."""
-        doomed = [each for each in names if not self.holders.writes(each[0])]
+        held = self.leases.held([ino for ino, _ in names])
+        doomed = [
+            each for each in names if not self.holders.writes(each[0]) and each[0] not in held
+        ]
         for ino, version in doomed:
             self.holders.let_go(ino)
             self.files.unlink(ino, version)
@@ -313,6 +322,7 @@ class Node:
             self.index,
             self.holders,
             lambda: self.accounting.own_free,
+            self.leases,
         )
 
     def keep_copies(self, cluster: "Clustered") -> "Replicas":

@@ -29,7 +29,7 @@ Invariants
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -69,9 +69,13 @@ class Recovery:
         boots: Collection[int],
         now: int,
         alive: Collection[int] = (),
+        leased: Callable[[Sequence[int]], set[int]] = lambda _inos: set(),
     ) -> None:
         """`boots`: the boots since which there was no power cut. `alive`: inodes that a mount still
-        has open: they stay unpublished, or without a name, in a cluster as they are."""
+        has open: they stay unpublished, or without a name, in a cluster as they are. `leased`
+        returns those of some files whose content a client was promised: they stay without a
+        name."""
+        self._leased = leased
         self._alive = alive
         self._engine = engine
         self._files = files
@@ -268,7 +272,8 @@ class Recovery:
         self.found["durable_data_missing"] += len(missing) - len(gone)
 
     async def _drop_orphans(self, inos: list[int]) -> None:
-        inos = [ino for ino in inos if ino not in self._alive]
+        leased = self._leased(inos)
+        inos = [ino for ino in inos if ino not in self._alive and ino not in leased]
         if self._clustered:
             inos = await self._engine.read(
                 lambda t: [ino for ino in inos if t.get(keys.placement(ino, t.node)) is not None]
@@ -360,16 +365,17 @@ async def recover(
     clean: bool,
     restored: bool,
     alive: Collection[int] = (),
+    leased: Callable[[Sequence[int]], set[int]] = lambda _inos: set(),
 ) -> dict[str, int] | None:
     """Puts a store in order before its node serves; returns its findings, None if there were none.
 
     `boot`: the boot of the store by `places.boot_of`, and `before` the others that the last process
     may have taken it for. `clean`: the result of `Store.take_clean`. `restored`: whether the engine
-    went back to a checkpoint. `alive`: see `Recovery`. Raises NoSpace, ReadOnly, Corrupt.
+    went back to a checkpoint. `alive`, `leased`: see `Recovery`. Raises NoSpace, ReadOnly, Corrupt.
     Cancelled: run again at the next start.
     """
     boots = {boot, *before}
-    recovery = Recovery(engine, files, index, boots, now, alive)
+    recovery = Recovery(engine, files, index, boots, now, alive, leased)
     known = store.recovered_boot()
     is_mended = not restored and known in boots
     recovery.is_damaged = not is_mended and bool(damaged_metadata(store.meta))

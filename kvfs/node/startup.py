@@ -31,6 +31,7 @@ from kvfs.cluster.change_feed import WrittenKey
 from kvfs.cluster.node_identity import which_node
 from kvfs.datastore import layout, places
 from kvfs.datastore.known_directories import KnownDirectories
+from kvfs.datastore.leases.taker import LeaseTaker
 from kvfs.datastore.removal_reasons import made_ready
 from kvfs.datastore.tiered_files import data_files
 from kvfs.meta import keys
@@ -82,6 +83,8 @@ async def open_node(config: Config, inherit: Inherit | None = None) -> AsyncIter
         closing.callback(known.close)
         gone = made_ready(store.gone)
         closing.callback(gone.close)
+        leases = layout.guarded(store.root, lambda: LeaseTaker.of_node(store.run))
+        closing.callback(leases.close)
         ears: list[Callable[[Sequence[WrittenKey]], object]] = []
         local_ears: list[OnLocal] = []
         goes_on = survivors is not None
@@ -103,7 +106,7 @@ async def open_node(config: Config, inherit: Inherit | None = None) -> AsyncIter
             closing.callback(survivors.close)
             with contextlib.closing(data_files(store)) as files:
                 survivors.hold_drafts(files)
-        node = Node(config, store, engine, local, known, gone, cluster)
+        node = Node(config, store, engine, local, known, gone, leases, cluster)
         if survivors is not None:
             node.hand_over()  # unless it comes to serve
         closing.callback(node.files.close)
@@ -128,6 +131,7 @@ async def open_node(config: Config, inherit: Inherit | None = None) -> AsyncIter
             now=time.time_ns(),
             clean=clean,
             restored=local.restored,
+            leased=leases.held,
             alive=survivors.alive if survivors is not None else (),
         )
         node.survivors = survivors

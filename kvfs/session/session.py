@@ -27,6 +27,7 @@ from kvfs.base.errors import KvfsError, ReadOnly, Unavailable
 from kvfs.datastore import layout, places
 from kvfs.datastore.index import NAME as INDEX_NAME
 from kvfs.datastore.index import Index
+from kvfs.datastore.leases.holder import LeaseHolder
 from kvfs.datastore.removal_reasons import GoneNames
 from kvfs.datastore.tiered_files import TieredFiles
 from kvfs.meta import keys
@@ -62,6 +63,8 @@ class Session:
         self.files = TieredFiles(store)
         self.gone = GoneNames(store.gone)
         """The reasons why names went, shared with the node and other processes of this store."""
+        self.leases = LeaseHolder(store.run)
+        """The leases of this process on data files."""
         self.clients = 0
         """The number of clients that share it; `acquire` and `release` count."""
         self._engine: EmbeddedEngine | None = None
@@ -301,6 +304,7 @@ class Session:
             pool.shutdown()
         self.files.close()
         self.gone.close()
+        self.leases.close()
         if self._replica is not None:
             self._replica.close()
         if engine is not None:
@@ -323,6 +327,7 @@ class Session:
         if child:
             self._pool = None
             self.files.after_fork()
+            self.leases.begin_anew()
         self._gate.release()
 
 

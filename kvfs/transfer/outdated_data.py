@@ -132,13 +132,15 @@ class OutdatedData:
 
     async def drop(self, names: Sequence[Name]) -> None:
         """Unlinks data files that no record speaks of any more, if they are here; open ones when
-        they are closed. Raises Unavailable, OSError."""
+        they are closed. What a client has leased is left to `stale_data_gc`. Raises Unavailable,
+        OSError."""
         here = [name for name in names if self._files.has(*name) and not self._is_open(name)]
         if not here:
             return
         with self._volume.holders.dropping([ino for ino, _ in here]):
             here = await self._engine.read(lambda t: _unneeded(t, here))
-            here = [name for name in here if not self._is_open(name)]
+            leased = self._volume.leased([ino for ino, _ in here])
+            here = [name for name in here if name[0] not in leased and not self._is_open(name)]
             for ino, _ in here:
                 self._volume.holders.let_go(ino)
             self._leave_index(here)

@@ -66,6 +66,7 @@ class Volume:
         may_lag: Callable[[int], bool] | None = None,
         lapses: Callable[[], int] | None = None,
         sync_local: Callable[[], Awaitable[None]] | None = None,
+        leased: Callable[[Sequence[int]], set[int]] = lambda _inos: set(),
     ) -> None:
         """`on_lost` is called with a file that was forgotten because nobody has its data, for the
         reason `why_lost`: on a lone node the data file itself is missing; elsewhere no living node
@@ -77,7 +78,9 @@ class Volume:
         raises Unavailable, `may_lag` says whether others may hear of a new file in a namespace
         after its close, and `lapses` counts how often this node has lost its lease, so that others
         may have taken it for dead; `sync_local` makes what is kept on this node alone survive power
-        loss."""
+        loss.
+
+        `leased` returns those of some files whose content a client was promised."""
         self.engine = engine
         self.files = files
         self.index = index
@@ -92,6 +95,7 @@ class Volume:
         self._may_lag = may_lag
         self.lapses: Final = lapses
         self._sync_local = sync_local
+        self.leased: Final = leased
         self._ranges: dict[int, tuple[int, int]] = {}
         """The next number that this process has taken in each namespace, and the end."""
         self._spare_ranges: dict[int, tuple[int, int]] = {}
@@ -199,7 +203,8 @@ class Volume:
     async def drop(self, doomed: Sequence[Name]) -> dict[Name, OSError]:
         """Unlinks the data files of these orphans (inode, version), then drops their records;
         returns those whose data file could not be unlinked, with the errors. The engine decides
-        what an orphan is: a file with a name stays.
+        what an orphan is: a file with a name stays. So does one that a client has leased, for
+        `tasks.orphan_gc` to find.
 
         In a durable namespace it syncs first: else a power cut could undo the rename that made an
         orphan, and find its data gone. When it is cancelled, the rest is found again at the next
@@ -209,6 +214,8 @@ class Volume:
             await self._known([ino for ino, _ in doomed])
         with self.holders.dropping([ino for ino, _ in doomed]):
             names = await self.engine.read(lambda t: _nameless(t, doomed))
+            leased = self.leased([ino for ino, _ in names])
+            names = [name for name in names if name[0] not in leased]
             if await self.engine.read(lambda t: _any_durable(t, names)):
                 await self.engine.sync()
 

@@ -11,6 +11,7 @@ from kvfs.base.units import parse_capacity
 from kvfs.cluster.peer_protocol import PeerAddress
 from kvfs.datastore.checksum import checksum
 from kvfs.datastore.index import Sealed
+from kvfs.datastore.leases.taker import LeaseTaker
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode, namespace_root
@@ -73,6 +74,9 @@ class Host:
         self.engine = Shared(engine, peer.address.node)
         self.files = peer.files
         self.holders = Holders()
+        run = Path(f"{peer.files.root}.run")
+        run.mkdir()
+        self.leases = LeaseTaker.of_node(run)
         self.volume = Volume(self.engine, peer.files, peer.index, self.holders, lambda _lost: None)
         self.room: list[int] = []
         self.is_bounded = False
@@ -90,6 +94,7 @@ class Host:
             peer.index,
             self.holders,
             accounting,
+            self.leases,
             self._forget,
             lambda _evicted: None,
             spare=Spare(lambda node: node not in site.dead),

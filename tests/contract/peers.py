@@ -20,6 +20,7 @@ from kvfs.cluster.tls.peer_tls import PeerTls
 from kvfs.datastore import checksum
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index, Sealed
+from kvfs.datastore.leases.taker import MARKS
 from kvfs.http.api import listen
 from kvfs.transfer.chunk_provider import ChunkProvider
 from kvfs.transfer.peer_fetches import PeerFetches
@@ -204,12 +205,13 @@ def read_back(arriving: Arriving, offset: int = 0, length: int | None = None) ->
 
 
 def open_files(root: Path) -> list[str]:
-    """Regular files below `root` that this process has open."""
+    """Regular files below `root` that this process has open, but for the marks of its nodes."""
     found = []
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
             path = os.readlink(f"/proc/self/fd/{number}")
-            if path.startswith(f"{root}/") and not os.path.isdir(path):
+            is_marks = os.path.basename(path) == MARKS
+            if path.startswith(f"{root}/") and not os.path.isdir(path) and not is_marks:
                 found.append(path)
     return found
 

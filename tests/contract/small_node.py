@@ -12,6 +12,7 @@ from kvfs.base.units import Capacity, parse_capacity
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import NAME, Index
 from kvfs.datastore.layout import create_store
+from kvfs.datastore.leases.taker import LeaseTaker
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.node.tasks.eviction.evictor import Evictor
@@ -50,6 +51,7 @@ class SmallNode:
         self.files = DataFiles(self.store.data)
         self.index = Index(self.engine.database(NAME))
         self.holders = Holders()
+        self.leases = LeaseTaker.of_node(self.store.run)
         self.announced: list[tuple[int, bytes]] = []
         self.quarantine = Quarantine(self.files, self.index)
         self.sealer = Sealer(self.engine, self.files, self.index, self._writing)
@@ -66,6 +68,7 @@ class SmallNode:
             self.index,
             self.holders,
             self.accounting,
+            self.leases,
             self._on_removed,
             lambda _evicted: None,
         )
@@ -156,6 +159,7 @@ class SmallNode:
 
     def stop(self) -> None:
         self.index.flush()
+        self.leases.close()
         self.files.close()
         self.engine.close()
 

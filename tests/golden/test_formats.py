@@ -27,6 +27,8 @@ from kvfs.datastore import (
     removal_reasons,
 )
 from kvfs.datastore.files import DataFiles, Description
+from kvfs.datastore.leases.table import LeaseTable
+from kvfs.datastore.leases.taker import LeaseTaker
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.datastore.replica_clock import HeardWriter
 from kvfs.meta import delegations, exclusive, keys, schema
@@ -366,6 +368,11 @@ def _files(here: Path) -> Iterator[str]:
     yield f"run/known: {store.known.stat().st_size} bytes"
     removal_reasons.made_ready(store.gone).close()
     yield f"run/gone: {store.gone.stat().st_size} bytes"
+    LeaseTaker.of_node(store.run).close()
+    yield f"run/marks: {(store.run / 'marks').stat().st_size} bytes"
+    table = LeaseTable(store.run / "leases")
+    yield f"run/leases: {next((store.run / 'leases').iterdir()).stat().st_size} bytes"
+    table.close()
     files = DataFiles(store.data)
     yield f"data file: {Path(files.path(INO, 2)).relative_to(store.root)}"
     files.begin_arriving(INO, 2, 1)

@@ -23,7 +23,8 @@ quarantine (`vfs.quarantine`).
 Invariants
 - A data file younger than the sweep's limit stays: its maker may be about to record it.
 - While metadata are copied into the engine nothing is judged: the records may be about to come.
-- A file open in this process stays, whatever its record says: it goes when it is closed.
+- A file open in this process, or leased by a client, stays, whatever its record says: it goes when
+  it is closed, or with a later sweep.
 - A file that goes because of a commit goes after that commit is as durable as the engine makes it.
 """
 
@@ -95,12 +96,19 @@ class Strays:
     """Finds them for one node."""
 
     def __init__(
-        self, engine: Engine, files: DataFiles, index: Index, holders: StaleDataHolds
+        self,
+        engine: Engine,
+        files: DataFiles,
+        index: Index,
+        holders: StaleDataHolds,
+        leased: Callable[[Sequence[int]], set[int]] = lambda _inos: set(),
     ) -> None:
+        """`leased` returns those of some files whose content a client was promised."""
         self._engine = engine
         self._files = files
         self._index = index
         self._holders = holders
+        self._leased = leased
         self._unclear = Persistence(log.warning, "data files that cannot be judged now stay")
         self.counters = {"strays_removed": 0, "strays_kept": 0, "strays_quarantined": 0}
 
@@ -144,8 +152,10 @@ class Strays:
                 self._complain(name, error)
         if found.gone:
             await self._engine.sync()
-        await self._put_away([each for each in away if not self._holders.busy(each.name[0])])
-        await self._remove([name for name in found.gone if not self._holders.busy(name[0])])
+        kept = self._leased([each.name[0] for each in away] + [ino for ino, _ in found.gone])
+        kept |= {ino for ino, _ in names if self._holders.busy(ino)}
+        await self._put_away([each for each in away if each.name[0] not in kept])
+        await self._remove([name for name in found.gone if name[0] not in kept])
 
     def _complain(self, name: Name, error: OSError | MemoryError) -> None:
         path = self._files.path(*name)

@@ -11,8 +11,8 @@ After a kill between 2 and 3 both are there, with the same content; the disk's c
 goes with the next measurement.
 
 Invariants
-- Only sealed files are moved, and none that the mount has open; a reader of the old one elsewhere
-  goes on reading it.
+- Only sealed files are moved, and none that the mount has open or a client has leased; a reader of
+  the old one elsewhere goes on reading it.
 - Between the check that the file is what was copied, and step 3, nothing of this process runs.
 - Walking a place takes at most a twentieth of a thread's time.
 """
@@ -36,6 +36,7 @@ from kvfs.datastore.checksum import checksum
 from kvfs.datastore.files import DataFiles, copy_description
 from kvfs.datastore.index import Index
 from kvfs.datastore.layout import Store
+from kvfs.datastore.leases.taker import LeaseTaker
 from kvfs.datastore.tiered_files import TieredFiles
 from kvfs.meta.engine import Engine
 from kvfs.meta.records import Flag, Inode
@@ -83,6 +84,7 @@ class Tiering:
         index: Index,
         holders: TierHolds,
         own_free: Callable[[], int],
+        leases: LeaseTaker,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -90,6 +92,7 @@ class Tiering:
         self._index = index
         self._holders = holders
         self._own_free = own_free
+        self._leases = leases
         self.rooms: list[TierRoom] = []
         self._refusals: dict[str, tuple[float, str | None]] = {}
         """The reason why a place takes no files, with the time of the look."""
@@ -246,8 +249,11 @@ class Tiering:
                 return False
             if file_lease.is_quiet(fd) is False:
                 return False
-            target.arrived(each.ino, each.version)
-            source.unlink(each.ino, each.version)
+            with self._leases.taking([each.ino]) as leased:
+                if leased:
+                    return False
+                target.arrived(each.ino, each.version)
+                source.unlink(each.ino, each.version)
         finally:
             os.close(fd)
             target.drop_arriving(each.ino, each.version)

@@ -216,7 +216,7 @@ def test_holders_that_gave_it_to_each_other_a_moment_ago_all_give_it(tmp_path: P
                 addresses.append(address)
             assert await reader.bring(wanted, addresses) == data
         gave = [each.server.counters["peers_sent_bytes"] for each in holders]
-        assert all(now - then >= 2 * CHUNK_BYTES for then, now in zip(before_it, gave, strict=True))
+        assert all(now > then for then, now in zip(before_it, gave, strict=True))
 
     run(tmp_path, 4, test)
 

@@ -96,6 +96,11 @@ class EvictionCandidates:
         versions = {ino: inode.version for ino, inode in found if inode is not None}
         return [(ino, versions[ino]) for ino in eviction.choose(evictable, need)]
 
+    def pass_over(self, inos: Iterable[int]) -> None:
+        """Has files that were chosen and may not go leave the cold end, as if they were used."""
+        for ino in inos:
+            self._index.touch(ino)
+
     def in_use(self, ino: int, inode: Inode) -> bool:
         """Returns whether anybody uses a file now."""
         if self._holders.in_use(ino) or self._is_kept(ino):

@@ -17,7 +17,7 @@ kill then leaves a cache file's record without data, which is a miss.
 
 Invariants
 - Only published files of cache namespaces are evicted, and only while nobody uses them
-  (`eviction_candidates`).
+  (`eviction_candidates`), or was promised them (`kvfs.datastore.leases.taker`).
 - On an embedded engine nothing runs between those checks and step 1.
 - No eviction waits for a mount.
 """
@@ -35,6 +35,7 @@ from kvfs.base.retry import Persistence
 from kvfs.datastore.batch_unlink import unlink_each
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index
+from kvfs.datastore.leases.taker import LeaseTaker
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction, itself, transact_each
 from kvfs.meta.records import Inode, namespace_of
@@ -63,6 +64,8 @@ _ANNOUNCEMENTS: Final = 1024
 """Batches of names that mounts have not forgotten yet. A name beyond is noticed by its use: its
 inode number is stale, and the kernel looks it up again."""
 
+_ROUNDS: Final = 64
+"""Batches of which all files are leased that are passed over in one go."""
 _STORE_FULL: Final = "store_full"
 Evicted = Sequence[lifecycle.Evicted]
 
@@ -81,6 +84,7 @@ class Evictor:
         index: Index,
         holders: EvictionHolds,
         accounting: Accounting,
+        leases: LeaseTaker,
         on_removed: Callable[[Evicted], Awaitable[None]],
         on_evicted: Callable[[Evicted], None],
         *,
@@ -90,17 +94,18 @@ class Evictor:
         spares: "Callable[[], PeerSpares | None]" = lambda: None,
         cold_blocks: "ColdBlocks | None" = None,
     ) -> None:
-        """`on_evicted` is told at once, `on_removed` soon. `spare`: in a cluster the surplus
-        replicas, data that others have too, which go without their names. `releaser`: of a node
-        with a cold tier; files that go there keep their names. `is_kept`: whether a file stays for
-        now, because another node counts on it. `spares`: of namespaces that are kept by their nodes
-        the copies that others have too; `cold_blocks`: what sends those of them to the cold tier
-        that nobody else keeps."""
+        """`leases`: the files clients were promised. `on_evicted` is told at once, `on_removed`
+        soon. `spare`: in a cluster the surplus replicas, data that others have too, which go
+        without their names. `releaser`: of a node with a cold tier; files that go there keep their
+        names. `is_kept`: whether a file stays for now, because another node counts on it. `spares`:
+        of namespaces that are kept by their nodes the copies that others have too; `cold_blocks`:
+        what sends those of them to the cold tier that nobody else keeps."""
         self._engine = engine
         self._files = files
         self._index = index
         self._holders = holders
         self._candidates = EvictionCandidates(engine, files, index, holders, is_kept, spare)
+        self._leases = leases
         self._on_removed = on_removed
         self._on_evicted = on_evicted
         self._stuck: set[int] = set()
@@ -134,6 +139,7 @@ class Evictor:
         return {
             **self._counters,
             "passed_over_in_use": self._candidates.passed_over,
+            "passed_over_leased": self._leases.passed_over,
             "dropped_copies": self._dropped_copies,
             "refused_no_space": self._admission.refused,
             **released,
@@ -159,6 +165,7 @@ class Evictor:
     async def _relieve(self, census: Census) -> int:
         """Evicts one batch for each limit that is exceeded; returns the bytes freed."""
         freed = 0
+        self._leases.tell_capacity(census.store.capacity)
         self._stuck.clear()
         caches = [number for number, each in census.namespaces.items() if each.gives_way]
         for number in caches:
@@ -187,9 +194,18 @@ class Evictor:
     async def _drop_copies(self, spare: Spare, namespace_ids: list[int], need: int) -> int:
         """Drops one batch of data files that other nodes have too, the coldest; returns the bytes
         freed."""
-        chosen = await self._candidates.surplus(spare, namespace_ids, need)
-        if not chosen:
-            return 0
+        for _ in range(_ROUNDS):
+            chosen = await self._candidates.surplus(spare, namespace_ids, need)
+            if not chosen:
+                return 0
+            with self._leases.taking([ino for ino, _ in chosen]) as leased:
+                self._candidates.pass_over(leased)
+                free = [name for name in chosen if name[0] not in leased]
+                if free or not leased:
+                    return await self._drop_copies_of(spare, free)
+        return 0
+
+    async def _drop_copies_of(self, spare: Spare, chosen: Sequence[tuple[int, int]]) -> int:
         dropped = await transact_each(self._engine, chosen, _inode_of, spare.let_go)
         inos = [name[0] for name, _ in dropped]
         with self._holders.dropping(inos):
@@ -222,7 +238,19 @@ class Evictor:
         if freed := await self._evict_spares(namespace_ids, min(need, _BATCH_BYTES), reason):
             return freed
         choose = self._candidates.alone if reason == _STORE_FULL else self._candidates.coldest
-        chosen = await choose(namespace_ids, min(need, _BATCH_BYTES))
+        for _ in range(_ROUNDS):
+            chosen = await choose(namespace_ids, min(need, _BATCH_BYTES))
+            with self._leases.taking([ino for ino, _ in chosen]) as leased:
+                self._candidates.pass_over(leased)
+                free = [name for name in chosen if name[0] not in leased]
+                if free or not leased:
+                    return await self._evict_chosen(namespace_ids, free, reason, patient=patient)
+        return 0
+
+    async def _evict_chosen(
+        self, namespace_ids: list[int], chosen: list[tuple[int, int]], reason: str, *, patient: bool
+    ) -> int:
+        """Evicts these files, which nobody has leased; returns the bytes freed."""
         before = await self._records(chosen)
         released = 0
         if chosen and self._cold_blocks is not None:
@@ -262,8 +290,11 @@ class Evictor:
         if not chosen:
             spares.rest()
             return 0
-        evicted = await spares.evict([ino for ino, _ in chosen], self._candidates.in_use)
-        freed = await self._evicted(evicted, reason) if evicted else 0
+        with self._leases.taking([ino for ino, _ in chosen]) as leased:
+            self._candidates.pass_over(leased)
+            inos = [ino for ino, _ in chosen if ino not in leased]
+            evicted = await spares.evict(inos, self._candidates.in_use) if inos else []
+            freed = await self._evicted(evicted, reason) if evicted else 0
         if freed < need:
             spares.rest()
         return freed
@@ -272,6 +303,10 @@ class Evictor:
         """Evicts a file of a cache namespace that only this node has and nobody here uses, since
         the node is drained; returns whether it did. A file that the cold tier takes keeps its name.
         Raises KvfsError, OSError."""
+        with self._leases.taking([ino]) as leased:
+            return not leased and await self._evict_unleased(ino)
+
+    async def _evict_unleased(self, ino: int) -> bool:
         (inode,) = await self._engine.read(lambda t: read_inodes(t, [ino]))
         if inode is None or self._candidates.in_use(ino, inode):
             return False
