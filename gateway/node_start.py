@@ -10,6 +10,8 @@ TAKE_OVER: Final = "--take-over"
 """The option with which a daemon only goes on with a mount that waits for one."""
 HAND_OVER: Final = "--hand-over"
 """The option with which it asks the running daemon for its mount before."""
+HANDED_OVER: Final = 75
+"""The exit code of a service that leaves its mount to the next daemon, which its manager starts."""
 _ONCE: Final = (TAKE_OVER, HAND_OVER, "--replace")
 """Options of one start, not of those that follow it."""
 
@@ -39,3 +41,5 @@ class Start(NamedTuple):
     """Whether it asks the running daemon for that mount, and takes its S3 listeners."""
     successor: Successor | None = None
     """The next daemon, which the holder of the mount starts; None: somebody else does."""
+    is_service: bool = False
+    """Whether a service manager does."""

@@ -189,8 +189,9 @@ async def run(
     *,
     on_ready: Callable[[dict[str, Any]], None],
     companions: Sequence[Companion] = (),
-) -> None:
-    """Runs a node until SIGTERM, SIGINT or a `stop` request.
+) -> bool:
+    """Runs a node until SIGTERM, SIGINT or a `stop` or `hand-over` request; returns whether it
+    leaves its mount to the next daemon.
 
     Companions start while the mount is made, and end before it goes. `on_ready` gets the status
     when all of them serve and, if `start` says so, the mount answers too. The service manager is
@@ -207,7 +208,7 @@ async def run(
         if refused:  # not before: the message of a start that fails stands alone
             log.info("the node has no raised priority: %s", refused)
 
-    stopping, opening = trio.Event(), _Opening()
+    stopping, opening, takeover = trio.Event(), _Opening(), None
     # Outside the nursery: a start that fails at once ends the task that listens, not the receiver
     # under it.
     with (
@@ -225,6 +226,7 @@ async def run(
                     opening.is_over = True
                     await _serve(node, stopping, start, ready, companions, takeover)
             beside.cancel_scope.cancel()
+    return takeover is not None and takeover.hand_over.is_asked
 
 
 def _takeover(config: Config, start: Start) -> "Takeover | None":
@@ -323,9 +325,11 @@ def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event, star
         return {"pid": os.getpid()}
 
     async def successor(_params: dict[str, Any]) -> dict[str, Any]:
-        if start.successor is None:
+        if start.successor is None and not start.is_service:
             raise Invalid("the node was not started by `kvfs up --daemon`: whoever did restarts it")
         keeper.require_takeover()
+        if start.successor is None:
+            return {}
         return {
             "arguments": list(start.successor.arguments),
             "directory": start.successor.directory,

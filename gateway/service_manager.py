@@ -8,7 +8,7 @@ repeats the last state.
 
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 import trio
@@ -19,6 +19,11 @@ _INTERVAL_S: Final = 10.0
 _STARTING_S: Final = 60.0
 """The extension of the start's deadline that each sign of life asks for: a node may wait for its
 cluster's engine as long as that takes."""
+
+
+def is_there(environ: Mapping[str, str]) -> bool:
+    """Returns whether one has started this process."""
+    return _ADDRESS in environ
 
 
 class ServiceManager:

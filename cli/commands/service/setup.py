@@ -100,10 +100,13 @@ def _below(root: Path | None, path: Path) -> Path:
 
 def _settings(file: Path, given: dict[str, object]) -> tuple[Config, list[_Planned]]:
     """Returns the settings of the service, and the file that is to be written for them: none if
-    there is one, which says the same. The environment is not the service's. Raises ConfigError,
-    Exists, Invalid."""
+    there is one, which says the same. The mount is to outlive upgrades unless what is given says
+    otherwise. The environment is not the service's. Raises ConfigError, Exists, Invalid."""
     if not file.exists():
         config, _ = configuration.load(given, file=Path(os.devnull), environ={})
+        if "takeover_s" not in given and config.mode != "libfuse":
+            given = {**given, "takeover_s": systemd_unit.TAKEOVER_S}
+            config, _ = configuration.load(given, file=Path(os.devnull), environ={})
         mode = 0o600 if _has_password(config) else 0o644
         return config, [_Planned(file, _file_text(config, given), mode)]
     config, _ = configuration.load(given, file=file, environ={})

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from gateway import privileges
+from gateway.node_start import HANDED_OVER
 from kvfs.base.config import SYSTEM_FILE, Config
 from kvfs.base.errors import Invalid
 
 NAME: Final = "kvfs.service"
 HEADER: Final = "# Written by `kvfs setup`. Changes belong into a drop-in: systemctl edit kvfs\n"
+TAKEOVER_S: Final = 60
+"""The setting of a service that nobody gave another one: a package is replaced, and systemd starts
+the next daemon, in less."""
 MOST_DESCRIPTORS: Final = 1 << 20
 """Each file that programs have open on the mount is one."""
 
@@ -55,6 +59,9 @@ def _lines(config: Config, program: Path, config_file: Path) -> Iterator[str]:
         f"ExecStart={_argument(program)} up{named}",
         "Restart=on-failure",
         "RestartSec=2",
+        "# `kvfs restart`: the next one goes on with its mount.",
+        f"RestartForceExitStatus={HANDED_OVER}",
+        f"SuccessExitStatus={HANDED_OVER}",
         "# The event loop says each 10 s that it runs; while the node waits for its cluster's",
         "# engine, the deadline of the start moves with it.",
         "WatchdogSec=120",
@@ -117,4 +124,5 @@ def _quoted(path: Path) -> str:
 
 if __name__ == "__main__":
     # The unit of a package: `python -m cli.commands.service.systemd_unit PROGRAM`.
-    sys.stdout.write(text(Config(store=Path("/var/lib/kvfs")), Path(sys.argv[1]), SYSTEM_FILE))
+    _config = Config(store=Path("/var/lib/kvfs"), takeover_s=TAKEOVER_S)
+    sys.stdout.write(text(_config, Path(sys.argv[1]), SYSTEM_FILE))

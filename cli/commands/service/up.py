@@ -16,7 +16,8 @@ import click
 from cli import node_requests, settings_options
 from cli.commands.service.fresh_start import Fresh
 from cli.presentation import exits
-from gateway.node_start import Start, Successor
+from gateway import service_manager
+from gateway.node_start import HANDED_OVER, Start, Successor
 from kvfs.base import log_lines
 from kvfs.base.config import Config
 from kvfs.base.errors import Corrupt, Unavailable
@@ -95,8 +96,10 @@ def command(
     if daemon:
         _start_detached(config, fresh, start)
     else:
+        start = start._replace(is_service=service_manager.is_there(os.environ))
         shown = _log_ready if config.log_format == "json" else _present
-        _run(config, fresh, start, on_ready=shown)
+        if _run(config, fresh, start, on_ready=shown) and start.is_service:
+            sys.exit(HANDED_OVER)
 
 
 def _refuse_place(config: Config, *, mounted: bool) -> None:
@@ -114,7 +117,8 @@ OnReady = Callable[[dict[str, Any], str], None]
 """Gets the status, and a text that must be shown once and logged nowhere (empty: none)."""
 
 
-def _run(config: Config, fresh: Fresh, start: Start, *, on_ready: OnReady) -> None:
+def _run(config: Config, fresh: Fresh, start: Start, *, on_ready: OnReady) -> bool:
+    """Runs the node; returns whether it leaves its mount to the next daemon."""
     # Imported here: `--help` and a daemon's parent need neither trio nor the engine.
     import trio
 
@@ -143,7 +147,9 @@ def _run(config: Config, fresh: Fresh, start: Start, *, on_ready: OnReady) -> No
 
     with fresh.kept_if_started():
         try:
-            trio.run(lambda: service.run(config, start, on_ready=ready, companions=companions))
+            return trio.run(
+                lambda: service.run(config, start, on_ready=ready, companions=companions)
+            )
         except BaseExceptionGroup as group:
             raise _first(group) from group
 

@@ -56,9 +56,21 @@ def test_a_service_is_written_once(tmp_path: Path) -> None:
 
 
 def test_the_holder_of_a_mount_outlives_the_service(tmp_path: Path) -> None:
-    set_up(tmp_path, "--takeover-s", "30")
+    set_up(tmp_path)
+    config, _ = load(file=tmp_path / "etc/kvfs.toml", environ={})
+    assert config.takeover_s > 0
     unit = (tmp_path / "etc/systemd/system/kvfs.service").read_text()
     assert "\nKillMode=process\n" in unit  # else systemd kills it with a node that died
+    assert "\nRestartForceExitStatus=75\n" in unit  # of a node that hands its mount over
+
+
+@pytest.mark.parametrize("flags", [("--takeover-s", "0"), ("--mode", "libfuse")])
+def test_a_mount_may_end_with_the_service(tmp_path: Path, flags: tuple[str, str]) -> None:
+    set_up(tmp_path, *flags)
+    config, _ = load(file=tmp_path / "etc/kvfs.toml", environ={})
+    assert config.takeover_s == 0
+    unit = (tmp_path / "etc/systemd/system/kvfs.service").read_text()
+    assert "\nKillMode=mixed\n" in unit
 
 
 def test_a_unit_of_others_stays(tmp_path: Path) -> None:
