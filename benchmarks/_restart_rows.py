@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks._bulk_files import fill_store, path_of
+from benchmarks._bulk_files import fill_store
 from benchmarks._interleave import Group, Row, Target
 from benchmarks._processes import Task, together
 from benchmarks._several import wait_for
@@ -121,8 +121,13 @@ class _Data:
     def know(self, system: System) -> None:
         """Has the kernel know every file."""
         assert isinstance(system, Kvfs)
-        for number in range(self.scale.known):
-            os.stat(system.mountpoint / NAMESPACE / path_of(number))
+        found = 0
+        for directory, _, names in os.walk(system.mountpoint / NAMESPACE):
+            for name in names:
+                os.stat(f"{directory}/{name}")
+                found += 1
+        if found < self.scale.known:
+            raise FileNotFoundError(f"{found} of {self.scale.known} files are there")
 
 
 def _measured(
