@@ -175,6 +175,8 @@ def _longest(step: Step, is_over: mmap.mmap) -> float:
 def _names(top: Path) -> Step:
     """Calls on names in turn: a new file, another name, a look at it, a listing, the removal."""
     made, renamed = top / "made", top / "renamed"
+    for each in (made, renamed):  # the last measurement ended between two calls
+        each.unlink(missing_ok=True)
     calls: Sequence[Step] = (
         lambda: os.close(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)),
         lambda: os.rename(made, renamed),

@@ -32,7 +32,12 @@ def main() -> int:
     try:
         numbers = range(1, options.nodes + 1)
         with own_disks(root, numbers), Cluster(root, options.nodes, *SERVES) as cluster:
-            result = Soak(cluster, options.seed, lambda text: print(text, flush=True)).run(seconds)
+            soak = Soak(cluster, options.seed, lambda text: print(text, flush=True))
+            try:
+                result = soak.run(seconds)
+            except BaseException:
+                _keep_logs(cluster, options.logs)
+                raise
             if result.complaints:
                 _keep_logs(cluster, options.logs)
     except (Lacking, CannotStart, Hangs) as error:
@@ -52,7 +57,8 @@ def _keep_logs(cluster: Cluster, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for host in cluster:
         (directory / f"node-{host.number}.log").write_text(host.log)
-    print(f"the logs of the nodes are in {directory}", flush=True)
+    shutil.copy(cluster.engine.directory / "log", directory / "engine.log")
+    print(f"the logs of the nodes and the engine are in {directory}", flush=True)
 
 
 def _summarize(result: SoakResult) -> None:
