@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway.holder.mount_journal import MountJournal
-from kvfs.base import control, node_return
+from kvfs.base import control
 from kvfs.base.errors import NotSupported
+from kvfs.session import node_return
 
 NAME: Final = node_return.SOCKET
 _ANSWER_S: Final = 5.0

@@ -1,7 +1,7 @@
 """The entries of a table of a mount's journal (`gateway.holder.mount_journal`)."""
 
 
-class Slots:
+class JournalSlots:
     """The entries of one table: which are free."""
 
     def __init__(self, words: memoryview, word: int, most: int) -> None:

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Collection
 from typing import Final
 
-from gateway.holder.journal_slots import Slots
+from gateway.holder.journal_slots import JournalSlots
 from kvfs.base.errors import NoLocks
-from kvfs.cluster.lock_journal import JournaledLock
+from kvfs.policy.lock_journal import JournaledLock
 
 LOCK: Final = struct.Struct("<QQQQIIQ")
 """Inode, owner, first and last byte, process, kind, handle."""
@@ -28,7 +28,7 @@ _WHOLE, _EXCLUSIVE, _THERE, _HELD = 1, 2, 4, 8
 class LockTable:
     """The table by one process. Used from the event loop."""
 
-    def __init__(self, packed: mmap.mmap, at: int, slots: Slots) -> None:
+    def __init__(self, packed: mmap.mmap, at: int, slots: JournalSlots) -> None:
         """`at`: the place of the first entry."""
         self._map = packed
         self._at = at

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.holder.journal_slots import Slots
+from gateway.holder.journal_slots import JournalSlots
 from gateway.holder.lock_table import LOCK, LockTable
 from kvfs.base.errors import Busy, NotSupported
 from kvfs.meta.asked_requests import Sent, asking
@@ -185,7 +185,8 @@ class MountJournal:
         self._map = mmap.mmap(fd, _SIZE)
         self._words = memoryview(self._map)[: _ABOUT_AT // 4 * 4].cast("I")
         self._files, self._backings, self._directories, self._notes, locks = (
-            Slots(self._words, word, most) for word, most in zip(_WORDS[1:], _MOST, strict=True)
+            JournalSlots(self._words, word, most)
+            for word, most in zip(_WORDS[1:], _MOST, strict=True)
         )
         self.locks: Final = LockTable(self._map, _AT[4], locks)
         self._noted: dict[int, int] = {}

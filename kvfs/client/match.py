@@ -16,7 +16,7 @@ from kvfs.base.clock import now
 from kvfs.base.errors import Invalid
 from kvfs.client.reader import Reader
 from kvfs.datastore.leases.holder import require_length
-from kvfs.datastore.leases.table import Lease, LeaseTable
+from kvfs.datastore.leases.table import ReadLease, ReadLeaseTable
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, unpack_inode
@@ -39,8 +39,8 @@ _NO_LEASE: Final = "no lease was asked for"
 
 
 class _Held(NamedTuple):
-    table: LeaseTable
-    lease: Lease
+    table: ReadLeaseTable
+    lease: ReadLease
 
 
 class Match:
@@ -84,7 +84,7 @@ class Match:
         return self._here
 
     def __bool__(self) -> bool:
-        """Whether any key is here."""
+        """Returns whether any key is here."""
         return self._here > 0
 
     @property

@@ -25,11 +25,11 @@ import msgspec
 import trio
 
 from kvfs.base.errors import Conflict, NoLocks, Unavailable
-from kvfs.cluster.lock_journal import LockJournal, LockNotes
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Namespace, namespace_of, pack
 from kvfs.policy.byte_range_locks import LAST, ByteRangeLock, LockOwner, granted, obstacle, released
+from kvfs.policy.lock_journal import LockJournal, LockNotes
 from kvfs.tree import namespaces
 
 log = logging.getLogger(__name__)

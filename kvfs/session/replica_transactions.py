@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 from kvfs.base import control
 from kvfs.base.clock import now
 from kvfs.base.errors import Busy, Conflict, KvfsError, TooLarge, Unavailable, Unreached
-from kvfs.base.node_return import NodeReturn
 from kvfs.cluster.coherence import CACHE_S
 from kvfs.datastore.layout import Store
 from kvfs.datastore.replica_clock import heard_at
@@ -34,6 +33,7 @@ from kvfs.meta.shards.partial_view import (
     asked_again,
     beside_node,
 )
+from kvfs.session.node_return import NodeReturn
 from kvfs.tree.namespaces import is_peer
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from kvfs.base.errors import KvfsError, ReadOnly, Unavailable
 from kvfs.datastore import layout, places
 from kvfs.datastore.index import NAME as INDEX_NAME
 from kvfs.datastore.index import Index
-from kvfs.datastore.leases.holder import LeaseHolder
+from kvfs.datastore.leases.holder import ReadLeases
 from kvfs.datastore.removal_reasons import GoneNames
 from kvfs.datastore.tiered_files import TieredFiles
 from kvfs.meta import keys
@@ -63,7 +63,7 @@ class Session:
         self.files = TieredFiles(store)
         self.gone = GoneNames(store.gone)
         """The reasons why names went, shared with the node and other processes of this store."""
-        self.leases = LeaseHolder(store.run)
+        self.leases = ReadLeases(store.run)
         """The leases of this process on data files."""
         self.clients = 0
         """The number of clients that share it; `acquire` and `release` count."""

@@ -18,7 +18,7 @@ import trio
 from kvfs.base import fuse_device
 from kvfs.base.control import NoNode, WentAway
 from kvfs.base.errors import Unavailable
-from kvfs.base.node_return import NodeReturn
+from kvfs.session.node_return import NodeReturn
 from kvfs.tree.changes import Change
 from kvfs.tree.copies.told_names import AskedPage, Detail, ToldPage
 from kvfs.vfs import kernel_notify

@@ -27,7 +27,7 @@ from kvfs.datastore import (
     removal_reasons,
 )
 from kvfs.datastore.files import DataFiles, Description
-from kvfs.datastore.leases.table import LeaseTable
+from kvfs.datastore.leases.table import ReadLeaseTable
 from kvfs.datastore.leases.taker import LeaseTaker
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.datastore.replica_clock import HeardWriter
@@ -370,7 +370,7 @@ def _files(here: Path) -> Iterator[str]:
     yield f"run/gone: {store.gone.stat().st_size} bytes"
     LeaseTaker.of_node(store.run).close()
     yield f"run/marks: {(store.run / 'marks').stat().st_size} bytes"
-    table = LeaseTable(store.run / "leases")
+    table = ReadLeaseTable(store.run / "leases")
     yield f"run/leases: {next((store.run / 'leases').iterdir()).stat().st_size} bytes"
     table.close()
     files = DataFiles(store.data)

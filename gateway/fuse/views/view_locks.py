@@ -27,7 +27,7 @@ from gateway.fuse.codec.protocol import Op
 from gateway.fuse.views.lock_opener import LockOpener
 from kvfs.base.errors import Conflict
 from kvfs.cluster.cluster_locks import Locks, LockTarget
-from kvfs.cluster.lock_journal import JournaledLock
+from kvfs.policy.lock_journal import JournaledLock
 
 if TYPE_CHECKING:
     from gateway.fuse.views.view import MountViews

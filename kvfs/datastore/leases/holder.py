@@ -11,7 +11,7 @@ from kvfs.base.clock import now
 from kvfs.base.errors import Invalid
 from kvfs.datastore.kernel import membarrier
 from kvfs.datastore.leases.marks import Marks
-from kvfs.datastore.leases.table import Lease, LeaseTable
+from kvfs.datastore.leases.table import ReadLease, ReadLeaseTable
 from kvfs.datastore.leases.taker import DIRECTORY, MARKS, LeaseTaker
 
 LONGEST_S: Final = 3_600.0
@@ -22,14 +22,14 @@ _LOOK_S: Final = 1.0
 _NONE: Final = frozenset[int]()
 
 
-class LeaseHolder:
+class ReadLeases:
     """The leases of this process; any thread. What it needs is opened when first used."""
 
     def __init__(self, run: Path, register: Callable[[], bool] = membarrier.register) -> None:
         self._run = run
         self._register = register
         self._marks: Marks | None = None
-        self._table: LeaseTable | None = None
+        self._table: ReadLeaseTable | None = None
         self._takes_lock = False
         self._others = 0
         """Bytes that other processes have leased, as of the last look."""
@@ -56,7 +56,9 @@ class LeaseHolder:
         if marks is not None:
             marks.close()
 
-    def hold(self, inos: bytes, size_bytes: int, lease_s: float) -> tuple[LeaseTable, Lease] | str:
+    def hold(
+        self, inos: bytes, size_bytes: int, lease_s: float
+    ) -> tuple[ReadLeaseTable, ReadLease] | str:
         """Leases these files (inode numbers in network order) of so many bytes, before `marked`
         is asked; returns the reason if it cannot."""
         try:
@@ -75,7 +77,7 @@ class LeaseHolder:
             return "this process has as many leases as it may have"
         return table, lease
 
-    def _most(self, table: LeaseTable, marks: Marks) -> float:
+    def _most(self, table: ReadLeaseTable, marks: Marks) -> float:
         """Returns the bytes that this process may have leased. Raises OSError."""
         if not marks.capacity:
             return math.inf
@@ -98,7 +100,7 @@ class LeaseHolder:
                 return set()  # nobody can have leased anything
         return LeaseTaker(self._run, marks).held(inos)
 
-    def _opened(self) -> tuple[LeaseTable, Marks]:
+    def _opened(self) -> tuple[ReadLeaseTable, Marks]:
         table, marks = self._table, self._marks
         if table is not None and marks is not None:
             return table, marks
@@ -108,7 +110,7 @@ class LeaseHolder:
             if self._table is None:
                 self._takes_lock = not self._register()
                 with self._marks.shared():
-                    table = LeaseTable(self._run / DIRECTORY)
+                    table = ReadLeaseTable(self._run / DIRECTORY)
                     self._marks.is_leasing = True
                 # Whoever read just before that there is no table has committed before that.
                 if not membarrier.barrier_for_all():

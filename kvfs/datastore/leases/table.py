@@ -45,7 +45,7 @@ SIZE: Final = _WORD * (_FIRST_PLACE + PLACES)
 _ATTEMPTS: Final = 16
 
 
-class Lease(NamedTuple):
+class ReadLease(NamedTuple):
     """A lease as its owner knows it."""
 
     segment: int
@@ -57,7 +57,7 @@ class Lease(NamedTuple):
     """Another one for each lease of a table."""
 
 
-class LeaseTable:
+class ReadLeaseTable:
     """The table of this process; any thread."""
 
     def __init__(self, directory: Path) -> None:
@@ -71,7 +71,7 @@ class LeaseTable:
         """Free places: first and count of each run, in order, none beside another."""
         self._unused: list[int] = []
         self._high = 0
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, ReadLease] = {}
         self._bytes = 0
         self._ends: list[tuple[int, int]] = []
         """A heap of deadlines and numbers of leases, ended ones among them."""
@@ -109,7 +109,7 @@ class LeaseTable:
             self._map.close()  # it has a descriptor of its own, which holds the parent's lock
             os.close(fd)
 
-    def hold(self, inos: bytes, size_bytes: int, deadline_ns: int, most: float) -> Lease | None:
+    def hold(self, inos: bytes, size_bytes: int, deadline_ns: int, most: float) -> ReadLease | None:
         """Leases these files (inode numbers in network order, one after the other) of so many
         bytes; None: there is no space for it, or all would be of more than `most` bytes."""
         count = len(inos) // _WORD
@@ -125,7 +125,7 @@ class LeaseTable:
                 if segment < self._high:
                     self._unused.append(segment)
                 return None
-            lease = Lease(segment, first, count, size_bytes, deadline_ns, next(self._numbers))
+            lease = ReadLease(segment, first, count, size_bytes, deadline_ns, next(self._numbers))
             self._leases[lease.number] = lease
             self._bytes += size_bytes
             heapq.heappush(self._ends, (deadline_ns, lease.number))
@@ -139,14 +139,14 @@ class LeaseTable:
             self._words[at] = deadline_ns
             return lease
 
-    def shorten(self, lease: Lease, count: int) -> None:
+    def shorten(self, lease: ReadLease, count: int) -> None:
         """Leaves of a lease its first files alone."""
         with self._lock:
             if lease.number in self._leases:
                 # The places beyond stay taken until the lease ends.
                 self._words[_HEADER + _SEGMENT * lease.segment + 2] = count
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: ReadLease) -> None:
         """Ends a lease; idempotent."""
         with self._lock:
             self._end(lease.number)

@@ -210,7 +210,7 @@ def asks(path: Path, ask: Ask, end: Callable[[socket.socket], object]) -> list[o
 
 
 def test_what_the_node_may_have_done_is_not_asked_again(path: Path, ask: Ask) -> None:
-    assert asks(path, ask, lambda peer: peer.recv(1000)) == [{}, Unavailable, {}]
+    assert asks(path, ask, lambda peer: peer.recv(1000)) == [{}, control.WentAway, {}]
 
 
 def test_what_the_node_did_not_read_is_asked_again(path: Path, ask: Ask) -> None:

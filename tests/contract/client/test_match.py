@@ -18,7 +18,7 @@ from kvfs.base.errors import Invalid, NotFound
 from kvfs.client.match import Match
 from kvfs.datastore.kernel import membarrier
 from kvfs.datastore.leases import holder, table
-from kvfs.datastore.leases.holder import LeaseHolder
+from kvfs.datastore.leases.holder import ReadLeases
 from kvfs.datastore.leases.marks import Marks
 from kvfs.datastore.leases.taker import LeaseTaker
 from kvfs.session.session import Session
@@ -127,7 +127,7 @@ def test_a_mark_between_lease_and_its_reading_is_a_miss(
         kept: list[set[int]] = []
         before(
             monkeypatch,
-            LeaseHolder,
+            ReadLeases,
             "marked",
             lambda: kept.append(taking.enter_context(evictor.taker.taking([evictor.ino]))),
         )
@@ -140,7 +140,7 @@ def test_a_whole_attempt_between_lease_and_reading_keeps_the_file(
     client: kvfs.Client, evictor: Evictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     went: list[bool] = []
-    before(monkeypatch, LeaseHolder, "marked", lambda: went.append(evictor.evict()))
+    before(monkeypatch, ReadLeases, "marked", lambda: went.append(evictor.evict()))
     match = client.match(KEYS)
     assert went == [False]
     assert match.promised == 4
@@ -154,7 +154,7 @@ def test_a_mark_before_the_lease_is_a_miss(
         kept: list[set[int]] = []
         before(
             monkeypatch,
-            LeaseHolder,
+            ReadLeases,
             "hold",
             lambda: kept.append(taking.enter_context(evictor.taker.taking([evictor.ino]))),
         )
@@ -168,7 +168,7 @@ def test_an_eviction_between_look_up_and_lease_is_a_miss(
     client: kvfs.Client, evictor: Evictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     went: list[bool] = []
-    before(monkeypatch, LeaseHolder, "hold", lambda: went.append(evictor.evict()))
+    before(monkeypatch, ReadLeases, "hold", lambda: went.append(evictor.evict()))
     match = client.match(KEYS)
     assert went == [True]
     assert (len(match), match.promised) == (0, 0)
@@ -182,7 +182,7 @@ def test_an_eviction_before_the_look_up_is_a_miss(client: kvfs.Client, evictor: 
 def test_a_commit_that_changes_none_of_its_keys_costs_a_match_nothing(
     client: kvfs.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before(monkeypatch, LeaseHolder, "hold", lambda: client.put("/cache/other", b"1"))
+    before(monkeypatch, ReadLeases, "hold", lambda: client.put("/cache/other", b"1"))
     assert client.match(KEYS).promised == 4
 
 
@@ -240,7 +240,7 @@ def test_a_change_between_look_up_and_lease_is_a_miss(
     change: Callable[[kvfs.Client], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before(monkeypatch, LeaseHolder, "hold", lambda: change(client))
+    before(monkeypatch, ReadLeases, "hold", lambda: change(client))
     match = client.match(KEYS)
     assert (len(match), match.promised) == (1, 1)
     assert delivered(client, match)
@@ -381,7 +381,7 @@ def test_a_process_without_the_right_to_write_gets_no_promise(
     def refused(_directory: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(holder, "LeaseTable", refused)
+    monkeypatch.setattr(holder, "ReadLeaseTable", refused)
     match = client.match(KEYS)
     assert (len(match), match.promised) == (4, 0)
     assert "Permission denied" in match.refusal
@@ -399,7 +399,7 @@ def test_without_membarrier_both_sides_take_a_lock(
     client: kvfs.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = client._core.session
-    session.leases = LeaseHolder(session.store.run, register=lambda: False)
+    session.leases = ReadLeases(session.store.run, register=lambda: False)
     evictor = Evictor(client, barrier=lambda: False)
     locked: list[bool] = []
 
@@ -407,7 +407,7 @@ def test_without_membarrier_both_sides_take_a_lock(
         with evictor.marks.alone() as is_alone:
             locked.append(not is_alone)
 
-    before(monkeypatch, table.LeaseTable, "hold", look)
+    before(monkeypatch, table.ReadLeaseTable, "hold", look)
     with client.match(KEYS) as match:
         assert locked == [True]
         assert match.promised == 4

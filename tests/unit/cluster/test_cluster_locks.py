@@ -10,11 +10,11 @@ import trio.testing
 from gateway.holder.mount_journal import MountJournal
 from kvfs.base.errors import Conflict, NoLocks, Unavailable
 from kvfs.cluster.cluster_locks import Locks, LockTarget
-from kvfs.cluster.lock_journal import JournaledLock
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Namespace, namespace_root, pack, unpack_namespace
 from kvfs.policy.byte_range_locks import LAST, ByteRangeLock
+from kvfs.policy.lock_journal import JournaledLock
 from kvfs.tree import namespaces
 from tests.contract.memory_engine import MemoryEngine
 

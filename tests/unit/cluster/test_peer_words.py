@@ -64,7 +64,7 @@ def test_what_is_no_part_of_the_file_is_refused(ask: Ask) -> None:
 def test_what_makes_no_sense_is_refused(data: bytes) -> None:
     for parse in (
         lambda: peer_protocol.parse_data_target(peer_protocol.DATA + data),
-        lambda: peer_protocol.parse_method_target(b"/v1/do" + data),
+        lambda: peer_protocol.parse_method_target(b"/v1/done" + data),
         lambda: peer_protocol.parse_sums(b"x" + data, ASK, 100),
         lambda: peer_protocol.parse_addresses(b"\xc1" + data),
     ):

@@ -22,8 +22,8 @@ from gateway.holder.mount_journal import (
 from gateway.node_start import HAND_OVER, TAKE_OVER, Successor
 from kvfs.base.config import Config
 from kvfs.base.errors import NoLocks, NotSupported
-from kvfs.cluster.lock_journal import JournaledLock
 from kvfs.meta.asked_requests import Sent, asking
+from kvfs.policy.lock_journal import JournaledLock
 
 
 class _About(msgspec.Struct):

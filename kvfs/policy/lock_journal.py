@@ -1,4 +1,4 @@
-"""What a mount that outlives its daemon keeps of its programs' locks, for the next daemon.
+"""The notes of a mount that outlives its daemon on its programs' locks, for the next daemon.
 
 | step of a lock in the engine | the journal has | the next daemon |
 |---|---|---|
@@ -53,7 +53,7 @@ class LockJournal(Protocol):
 
 
 class LockNotes:
-    """What `Locks` notes in a journal; nothing, where there is none."""
+    """The notes of `Locks` in a journal; none, where there is no journal."""
 
     def __init__(self, journal: LockJournal | None) -> None:
         self._journal = journal
