@@ -6,11 +6,13 @@ keeps the mount (`gateway.holder`) it knows the socket alone.
 
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from kvfs.base import control
 
+T = TypeVar("T")
 SOCKET: Final = "holder.sock"
 """The holder's socket, beside the node's."""
 _ANSWER_S: Final = 5.0
@@ -28,10 +30,24 @@ class NodeReturn:
         self._until = until
         self._pause_s, self._most_s = _PAUSES_S
 
-    def is_awaited(self) -> bool:
+    def ask(self, call: Callable[[], T], *, may_repeat: bool = True) -> T:
+        """Returns what `call` does, which asks the node; also the next one, where its mount is kept
+        for that. `may_repeat`: whether it may be asked again what it may have done. Raises what
+        `call` raises. Blocks the thread."""
+        while True:
+            try:
+                return call()
+            except control.NoNode:
+                if not self._is_awaited():
+                    raise
+            except control.WentAway:
+                if not may_repeat or not self._is_awaited():
+                    raise
+
+    def _is_awaited(self) -> bool:
         """Returns True, after a pause, where the mount of a node that does not answer is kept for
         another daemon: the node may be asked again. False: there is no such mount, or it is too
-        late. Blocks the thread."""
+        late."""
         if time.monotonic() + self._pause_s > self._until or not _is_kept(self._run):
             return False
         time.sleep(self._pause_s)

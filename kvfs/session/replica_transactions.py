@@ -247,18 +247,13 @@ class ReplicaTransactions:
         """Asks the node, or the next one where its mount waits for that. Raises Unavailable; of a
         transaction also where it may have been committed."""
         until = time.monotonic() + deadline_s
-        returning = NodeReturn(self._store.socket.parent, until)
-        while True:
-            try:
-                return self._node.call(method, params, max(0.1, until - time.monotonic()))
-            except control.NoNode as error:
-                if not returning.is_awaited():
-                    raise Unavailable(
-                        f"{error}: what nodes share is changed through a node"
-                    ) from None
-            except control.WentAway:
-                if method == "propose" or not returning.is_awaited():
-                    raise
+        try:
+            return NodeReturn(self._store.socket.parent, until).ask(
+                lambda: self._node.call(method, params, max(0.1, until - time.monotonic())),
+                may_repeat=method != "propose",
+            )
+        except control.NoNode as error:
+            raise Unavailable(f"{error}: what nodes share is changed through a node") from None
 
 
 def _is_lacking(t: Transaction, namespace_id: int) -> bool:

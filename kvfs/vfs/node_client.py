@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from kvfs.base import fuse_device
-from kvfs.base.control import NoNode, WentAway
+from kvfs.base.control import NoNode
 from kvfs.base.errors import Unavailable
 from kvfs.session.node_return import NodeReturn
 from kvfs.tree.changes import Change
@@ -168,17 +168,12 @@ class NodeClient:
         """Asks until the data are here or nowhere; also the next daemon, where the node's mount
         waits for that."""
         returning = NodeReturn(self._run, time.monotonic() + _RETURN_S)
-        while True:
-            try:
-                state = answer(ask())
-            except (NoNode, WentAway) as error:
-                if returning.is_awaited():
-                    continue
-                if isinstance(error, WentAway):
-                    raise
-                return False
-            if state != "coming":
-                return state == "here"
+        try:
+            while (state := returning.ask(lambda: answer(ask()))) == "coming":
+                pass
+        except NoNode:
+            return False
+        return state == "here"
 
     def is_written(self, ino: int) -> bool:
         """Returns whether the file is open for writing on the node's mounts; a node that does not
