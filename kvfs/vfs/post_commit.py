@@ -199,7 +199,7 @@ class Finisher:
 
     def drop(self, orphans: Sequence[tuple[int, Inode]]) -> None:
         """Does steps 3 and 4. What a client has leased stays an orphan, which the node drops."""
-        held = self._session.leases.held_by_others([ino for ino, _ in orphans])
+        held = self._session.leases.held([ino for ino, _ in orphans])
         orphans = [each for each in orphans if each[0] not in held]
         inos = [ino for ino, _ in orphans]
         if self._session.read(lambda t: any(namespaces.is_durable(t, ino) for ino in inos)):

@@ -91,7 +91,7 @@ class ReadLeases:
         marks = self._marks
         return _NONE if marks is None else marks.marked()
 
-    def held_by_others(self, inos: list[int]) -> set[int]:
+    def held(self, inos: list[int]) -> set[int]:
         """Does `LeaseTaker.held` for this process, which unlinks data files without a node."""
         with self._lock:
             try:

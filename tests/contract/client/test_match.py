@@ -84,6 +84,19 @@ def before(
     monkeypatch.setattr(of, step, hooked)
 
 
+@contextlib.contextmanager
+def marking_before(
+    monkeypatch: pytest.MonkeyPatch, evictor: Evictor, step: str
+) -> Iterator[list[set[int]]]:
+    """Has the evictor mark its file when a match comes to this step, until the block ends; gives
+    what it leaves, once it has marked."""
+    kept: list[set[int]] = []
+    with contextlib.ExitStack() as taking:
+        mark = evictor.taker.taking([evictor.ino])
+        before(monkeypatch, ReadLeases, step, lambda: kept.append(taking.enter_context(mark)))
+        yield kept
+
+
 def delivered(client: kvfs.Client, match: Match) -> bool:
     """Whether all that was promised is there."""
     got = client.get_many(match)
@@ -123,14 +136,7 @@ def test_a_lease_between_mark_and_reading_is_a_miss_or_keeps_the_file(
 def test_a_mark_between_lease_and_its_reading_is_a_miss(
     client: kvfs.Client, evictor: Evictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with contextlib.ExitStack() as taking:
-        kept: list[set[int]] = []
-        before(
-            monkeypatch,
-            ReadLeases,
-            "marked",
-            lambda: kept.append(taking.enter_context(evictor.taker.taking([evictor.ino]))),
-        )
+    with marking_before(monkeypatch, evictor, "marked") as kept:
         match = client.match(KEYS)
         assert kept == [{evictor.ino}]
         assert not match
@@ -150,14 +156,7 @@ def test_a_whole_attempt_between_lease_and_reading_keeps_the_file(
 def test_a_mark_before_the_lease_is_a_miss(
     client: kvfs.Client, evictor: Evictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with contextlib.ExitStack() as taking:
-        kept: list[set[int]] = []
-        before(
-            monkeypatch,
-            ReadLeases,
-            "hold",
-            lambda: kept.append(taking.enter_context(evictor.taker.taking([evictor.ino]))),
-        )
+    with marking_before(monkeypatch, evictor, "hold") as kept:
         match = client.match(KEYS)
         assert kept == [set()]
         assert not match

@@ -44,6 +44,7 @@ from kvfs.node.tasks.eviction.eviction_candidates import (
     MOST_LOOKED_AT,
     EvictionCandidates,
     EvictionHolds,
+    Name,
 )
 from kvfs.node.tasks.eviction.surplus_replicas import Spare
 from kvfs.policy import eviction
@@ -194,18 +195,27 @@ class Evictor:
     async def _drop_copies(self, spare: Spare, namespace_ids: list[int], need: int) -> int:
         """Drops one batch of data files that other nodes have too, the coldest; returns the bytes
         freed."""
+        choose = partial(self._candidates.surplus, spare, namespace_ids, need)
+        return await self._take_unleased(choose, partial(self._drop_copies_of, spare))
+
+    async def _take_unleased(
+        self,
+        choose: Callable[[], Awaitable[list[Name]]],
+        take: Callable[[list[Name]], Awaitable[int]],
+    ) -> int:
+        """Takes those of the chosen files that nobody has leased; returns the bytes freed."""
         for _ in range(_ROUNDS):
-            chosen = await self._candidates.surplus(spare, namespace_ids, need)
+            chosen = await choose()
             if not chosen:
                 return 0
             with self._leases.taking([ino for ino, _ in chosen]) as leased:
                 self._candidates.pass_over(leased)
                 free = [name for name in chosen if name[0] not in leased]
-                if free or not leased:
-                    return await self._drop_copies_of(spare, free)
+                if free:
+                    return await take(free)
         return 0
 
-    async def _drop_copies_of(self, spare: Spare, chosen: Sequence[tuple[int, int]]) -> int:
+    async def _drop_copies_of(self, spare: Spare, chosen: list[Name]) -> int:
         dropped = await transact_each(self._engine, chosen, _inode_of, spare.let_go)
         inos = [name[0] for name, _ in dropped]
         with self._holders.dropping(inos):
@@ -238,17 +248,13 @@ class Evictor:
         if freed := await self._evict_spares(namespace_ids, min(need, _BATCH_BYTES), reason):
             return freed
         choose = self._candidates.alone if reason == _STORE_FULL else self._candidates.coldest
-        for _ in range(_ROUNDS):
-            chosen = await choose(namespace_ids, min(need, _BATCH_BYTES))
-            with self._leases.taking([ino for ino, _ in chosen]) as leased:
-                self._candidates.pass_over(leased)
-                free = [name for name in chosen if name[0] not in leased]
-                if free or not leased:
-                    return await self._evict_chosen(namespace_ids, free, reason, patient=patient)
-        return 0
+        return await self._take_unleased(
+            partial(choose, namespace_ids, min(need, _BATCH_BYTES)),
+            partial(self._evict_unleased, namespace_ids, reason, patient=patient),
+        )
 
-    async def _evict_chosen(
-        self, namespace_ids: list[int], chosen: list[tuple[int, int]], reason: str, *, patient: bool
+    async def _evict_unleased(
+        self, namespace_ids: list[int], reason: str, chosen: list[Name], *, patient: bool
     ) -> int:
         """Evicts these files, which nobody has leased; returns the bytes freed."""
         before = await self._records(chosen)
@@ -304,9 +310,9 @@ class Evictor:
         the node is drained; returns whether it did. A file that the cold tier takes keeps its name.
         Raises KvfsError, OSError."""
         with self._leases.taking([ino]) as leased:
-            return not leased and await self._evict_unleased(ino)
+            return not leased and await self._evict_one(ino)
 
-    async def _evict_unleased(self, ino: int) -> bool:
+    async def _evict_one(self, ino: int) -> bool:
         (inode,) = await self._engine.read(lambda t: read_inodes(t, [ino]))
         if inode is None or self._candidates.in_use(ino, inode):
             return False
