@@ -196,22 +196,14 @@ class Clustered:
             await self.engine.sync()
 
         async def spread(_params: dict[str, Any]) -> list[str]:
-            if not await self.claims.take(_SPREADING):
-                raise Busy("another node spreads or gathers the namespaces just now")
-            try:
+            async with self._spreading():
                 moved = await self.engine.spread()
-            finally:
-                await self.claims.drop(_SPREADING)
             return self._names_of(moved)
 
         async def gather(params: dict[str, Any]) -> list[str]:
             number = msgspec.convert(params, _PerhapsInNamespace).namespace
-            if not await self.claims.take(_SPREADING):
-                raise Busy("another node spreads or gathers the namespaces just now")
-            try:
+            async with self._spreading():
                 moved = await self.engine.gather(number or None)
-            finally:
-                await self.claims.drop(_SPREADING)
             return self._names_of(moved)
 
         async def claim(params: dict[str, Any]) -> bool:
@@ -221,6 +213,18 @@ class Clustered:
         own |= {"take_numbers": take_numbers, "catch_up": catch_up, "spread": spread}
         own |= {"fetch": fetch, "gather": gather}
         return {**own, "sync": sync, "claim": claim, **self._requests.handlers()}
+
+    @contextlib.asynccontextmanager
+    async def _spreading(self) -> AsyncIterator[None]:
+        """Keeps other nodes from moving namespaces between servers meanwhile. Raises Busy,
+        Unavailable."""
+        await self.engine.catch_up()  # the node before may have ended just now
+        if not await self.claims.take(_SPREADING):
+            raise Busy("another node spreads or gathers the namespaces just now")
+        try:
+            yield
+        finally:
+            await self.claims.drop(_SPREADING)
 
     def _names_of(self, numbers: Iterable[int]) -> list[str]:
         found = [self.engine.namespace(each) for each in numbers]
